@@ -1,0 +1,245 @@
+"""Configs of the contracts in this package. Torch-free; families subclass these in their own config modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from flashdreams.config import ConfigError, InstantiateConfig
+from flashdreams.infra.layout import ChunkPlan
+
+if TYPE_CHECKING:
+    from flashdreams.infra.decoder import StreamingDecoder
+    from flashdreams.infra.diffusion_model import DiffusionModel
+    from flashdreams.infra.pipeline import StreamInferencePipeline
+    from flashdreams.infra.runner import Runner
+    from flashdreams.infra.scheduler.samplers import Scheduler
+    from flashdreams.infra.transformer import Transformer
+
+T = TypeVar("T")
+DType = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleConfig(InstantiateConfig[T]):
+    """A module with weights of its own."""
+
+    dtype: DType = "float32"
+    checkpoint_path: str | None = None
+    """A local ``.safetensors`` file, or ``package://<package>/<file>`` for a file inside a Python package.
+    ``None`` leaves the module at its random initialisation (tests, training)."""
+    state_dict_transform: str | None = None
+    """``"module:function"`` that maps the checkpoint's state dict to the module's own keys."""
+    allow_missing: tuple[str, ...] = ()
+    """Exact keys that a checkpoint may lack (zero-initialised new heads only)."""
+
+    def setup(self, *, device: str = "cpu") -> T:
+        """Build the module on ``device`` in ``dtype``, with its checkpoint if one is named; ready for inference."""
+        from flashdreams.infra.loading import setup_module
+
+        self.validate_tree()
+        return setup_module(self, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModuleConfig[T]):
+    """A one-shot or streaming encoder."""
+
+    def parse_controls(self, text: str) -> Sequence[Any]:
+        """A person's words for a run, as one control per pixel frame; ValueError says what is understood."""
+        raise ValueError(f"this model takes no controls, but got {text[:40]!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModuleConfig["StreamingDecoder"]):
+    """A streaming latent-to-pixel decoder. Latent frame 0 is one pixel frame, each later one several (causal)."""
+
+    spatial_compression: ClassVar[int] = 8
+    temporal_compression: ClassVar[int] = 4
+
+    def frames(self, start: int, stop: int) -> int:
+        """Pixel frames that latent frames ``start..stop-1`` of a stream decode to."""
+        return self.temporal_compression * (stop - start) - (self.temporal_compression - 1) * (start == 0 < stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(InstantiateConfig["Scheduler"]):
+    """A sampler: its sigma table and its transition kernel."""
+
+    num_steps: int = 4
+
+    def validate(self) -> None:
+        if not 1 <= self.num_steps <= 1000:
+            raise ConfigError(f"num_steps is {self.num_steps}; expected 1 to 1000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModuleConfig["Transformer"]):
+    """What every autoregressive transformer has, under the same names in every family."""
+
+    network: InstantiateConfig
+    len_t: int = 3
+    """Latent frames per chunk."""
+    first_len_t: int | None = None
+    """Latent frames of chunk 0; ``None`` means ``len_t``."""
+    window_size_t: int | None = None
+    """Visible latent frames, the current chunk included; ``None``: the whole clip, as one chunk."""
+    sink_size_t: int = 0
+    """Latent frames at the start that never leave the window."""
+    rope: Literal["absolute", "cache_relative"] = "absolute"
+    context_noise: float = 0.0
+    """Sigma told to the network when a clean chunk is committed; no noise is added."""
+    guidance_scale: float = 1.0
+    """Classifier-free guidance: 1 is conditional only, 0 unconditional only."""
+    cfg: Literal["batched", "sequential"] = "batched"
+    negative_prompt: str = ""
+    """The model's published negative prompt, used when the user gives none."""
+    trained_frames: int | None = None
+    """Longest rollout, in latent frames, that the checkpoint was trained for; ``None``: made to go on without end."""
+
+    @property
+    def spatial_patch(self) -> int:
+        """Latent rows and columns that make one token."""
+        return 1
+
+    def validate(self) -> None:
+        first = self.len_t if self.first_len_t is None else self.first_len_t
+        if self.len_t < 1 or first < 1:
+            raise ConfigError(f"len_t={self.len_t}, first_len_t={self.first_len_t}; both must be at least 1")
+        if self.sink_size_t < 0:
+            raise ConfigError(f"sink_size_t is {self.sink_size_t}; expected 0 or more")
+        if self.window_size_t is not None and self.window_size_t - self.sink_size_t < max(self.len_t, first):
+            raise ConfigError(
+                f"window_size_t={self.window_size_t} with sink_size_t={self.sink_size_t} leaves "
+                f"{self.window_size_t - self.sink_size_t} latent frames for the ring, fewer than one chunk "
+                f"({max(self.len_t, first)}); raise window_size_t or lower sink_size_t"
+            )
+        if not math.isfinite(self.guidance_scale) or self.guidance_scale < 0:
+            raise ConfigError(f"guidance_scale is {self.guidance_scale}; expected a finite number of 0 or more")
+        if not 0 <= self.context_noise <= 1:
+            raise ConfigError(f"context_noise is {self.context_noise}; expected a sigma in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertConfig(InstantiateConfig):
+    """A transformer that is used for noise levels of ``sigma_low`` and above."""
+
+    sigma_low: float
+    transformer: TransformerConfig
+
+    def validate(self) -> None:
+        if not 0 < self.sigma_low < 1:
+            raise ConfigError(f"sigma_low is {self.sigma_low}; expected a boundary between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionModelConfig(InstantiateConfig["DiffusionModel"]):
+    """A transformer, the scheduler that drives it, and further experts for high noise (usually none)."""
+
+    _target: ClassVar[str] = "flashdreams.infra.diffusion_model:DiffusionModel"
+    transformer: TransformerConfig
+    scheduler: SchedulerConfig
+    high_noise: tuple[ExpertConfig, ...] = ()
+    """Each takes over from its ``sigma_low`` upwards; ``transformer`` has what is left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig(InstantiateConfig["StreamInferencePipeline"]):
+    """A whole model: encoders, diffusion model, decoder, and the sizes it is made for."""
+
+    _target: ClassVar[str] = "flashdreams.infra.pipeline:StreamInferencePipeline"
+    name: str
+    diffusion_model: DiffusionModelConfig
+    decoder: DecoderConfig | None = None
+    encoder: EncoderConfig | None = None
+    """Per-chunk controls (actions, camera, ...)."""
+    text_encoder: EncoderConfig | None = None
+    image_encoder: EncoderConfig | None = None
+    height: int = 480
+    width: int = 832
+    fps: float = 16.0
+
+    def validate(self) -> None:
+        for name in ("height", "width"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a positive number of pixels")
+        if not (math.isfinite(self.fps) and self.fps > 0):
+            raise ConfigError(f"fps is {self.fps}; expected a finite number above 0")
+
+    @property
+    def size_multiple(self) -> int:
+        """What height and width must be divisible by: codec compression times patch size."""
+        compression = self.decoder.spatial_compression if self.decoder else 1
+        return compression * self.diffusion_model.transformer.spatial_patch
+
+    def plan(self, given: int = 0) -> ChunkPlan:
+        """The chunks of a rollout whose first ``given`` latent frames are supplied."""
+        transformer = self.diffusion_model.transformer
+        return ChunkPlan.of(transformer.len_t, transformer.first_len_t, given)
+
+    def frames_until(self, num_chunk: int, given: int = 0) -> int:
+        """Pixel frames of the first ``num_chunk`` chunks."""
+        latent = self.plan(given).frames_until(num_chunk)
+        return self.decoder.frames(0, latent) if self.decoder else latent
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig(InstantiateConfig["Runner"]):
+    """One slug of the command line: a pipeline, and what a person says about one run of it."""
+
+    _target: ClassVar[str] = "flashdreams.infra.runner:Runner"
+    runner_name: str
+    description: str
+    prompt: str = ""
+    """What the video shows."""
+    negative_prompt: str | None = None
+    """What it should not show; the model's published one if not given. Needs a guidance scale other than 1."""
+    prompt_file: Path | None = None
+    """Read the prompt from this text file."""
+    image: Path | None = None
+    """First frame of the video."""
+    control: str | None = None
+    """Live controls as text, in the model's own words (see its page), or a file of them."""
+    output: Path | None = None
+    """The mp4 to write; outputs/<slug>.mp4 if not given. The run record goes beside it."""
+    num_chunk: int | None = None
+    """Length in chunks."""
+    num_frames: int | None = None
+    """Length in frames (rounded up to whole chunks)."""
+    duration: float | None = None
+    """Length in seconds."""
+    seed: int | None = None
+    """0 to 2**64 - 1; a random one is drawn and printed if not given."""
+    height: int | None = None
+    """Pixels; the model's own size if not given."""
+    width: int | None = None
+    """Pixels; the model's own size if not given."""
+    strict_size: bool = False
+    """Refuse a size the model cannot make, rather than take the nearest one."""
+    fps: str | None = None
+    """Frame rate of the file, such as 24, 23.976 or 30000/1001; the model's own if not given."""
+    num_steps: int | None = None
+    """Denoising steps per chunk; the model's own if not given."""
+    guidance_scale: float | None = None
+    """1: prompt only. 0: negative prompt only. Above 1: away from the negative prompt."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:0, mps."""
+    dtype: DType | None = None
+    """Number format of the transformer; the model's own if not given."""
+    ckpt_path: str | None = None
+    """Weights of the transformer, instead of the model's own."""
+    ckpt_transform: str | None = None
+    """module:function that renames the keys of --ckpt-path."""
+    preview: bool = False
+    """Also write a contact sheet (PNG) of the frames."""
+    default_num_frames: int = 65
+    """Length of a run that states none."""
+    pipeline: PipelineConfig
+    """The model itself."""
+
+    def validate(self) -> None:
+        if self.runner_name != self.pipeline.name:
+            raise ConfigError(f"runner_name {self.runner_name!r} differs from pipeline.name {self.pipeline.name!r}")

@@ -1,0 +1,103 @@
+"""The chunk loop: denoise a chunk, then commit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashdreams.infra.cache import PipelineCache, RecentLatents
+from flashdreams.infra.config import DiffusionModelConfig
+from flashdreams.infra.layout import Layout
+from flashdreams.infra.transformer import Transformer
+
+VIDEO = "video"
+"""Name of the component whose state this model keeps; joint models have more."""
+
+
+class DiffusionModel(nn.Module):
+    """One transformer, or several by noise level, and the scheduler that drives them."""
+
+    def __init__(self, config: DiffusionModelConfig, device: str = "cpu") -> None:
+        super().__init__()
+        self.config = config
+        experts = sorted(config.high_noise, key=lambda expert: -expert.sigma_low)
+        self.boundaries = tuple(expert.sigma_low for expert in experts)
+        configs = [*(expert.transformer for expert in experts), config.transformer]
+        self.experts = nn.ModuleList(transformer.setup(device=device) for transformer in configs)
+        self.scheduler = config.scheduler.setup()
+
+    @property
+    def transformer(self) -> Transformer:
+        """The expert of the lowest noise; the only one of most models."""
+        return self.experts[-1]  # ty: ignore[invalid-return-type]
+
+    def expert_index(self, sigma: float) -> int:
+        """Which expert predicts at noise level ``sigma``."""
+        return next((i for i, boundary in enumerate(self.boundaries) if sigma >= boundary), len(self.boundaries))
+
+    def initialize_cache(self, layout: Layout, conditions: Any) -> list[Any]:
+        """One cache per expert."""
+        return [expert.initialize_cache(layout, conditions) for expert in self.experts]
+
+    def recent(self) -> dict[str, RecentLatents]:
+        """Empty stores of recent latents, by component."""
+        config = self.config.transformer
+        ring = None if config.window_size_t is None else config.window_size_t - config.sink_size_t
+        return {VIDEO: RecentLatents(config.sink_size_t, ring)}
+
+    def set_conditions(self, cache: PipelineCache, conditions: Any) -> None:
+        """Exchange the conditions of a rollout; the committed context stays."""
+        for expert, expert_cache in zip(self.experts, cache.experts, strict=True):
+            expert.set_conditions(expert_cache, conditions)
+        cache.conditions = conditions
+
+    def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
+        """Clean latent ``[B, C, T, H, W]`` of the next chunk, left pending until :meth:`finalize`.
+
+        Args:
+            autoregressive_index: the chunk's number, which must be ``cache.autoregressive_index``.
+            input: its controls.
+        """
+        i = autoregressive_index
+        if i != cache.autoregressive_index or cache.pending:
+            state = "chunk %d waits for finalize" if cache.pending else "the next chunk is %d"
+            raise ValueError(f"generate({i}) is out of order: " + state % cache.autoregressive_index)
+        start, stop = cache.layout.plan.span(i)
+        if cache.given is not None and stop <= cache.given.shape[2]:
+            clean = cache.given[:, :, start:stop]
+        else:
+            clean = self._denoise(i, cache, input)
+        cache.pending = {VIDEO: clean, "input": input}
+        return clean
+
+    def finalize(self, autoregressive_index: int, cache: PipelineCache) -> None:
+        """Commit the pending chunk to every expert's context and move on to the next."""
+        i = autoregressive_index
+        if i != cache.autoregressive_index or not cache.pending:
+            raise ValueError(f"finalize({i}) without generate({i}); the next chunk is {cache.autoregressive_index}")
+        clean, input = cache.pending[VIDEO], cache.pending["input"]
+        timestep = self._timestep(1000 * self.config.transformer.context_noise, clean)
+        for expert, expert_cache in zip(self.experts, cache.experts, strict=True):
+            expert.commit(clean, timestep, expert_cache, input)
+        cache.recent[VIDEO].add(cache.layout.plan.span(i)[0], clean)
+        cache.pending = {}
+        cache.autoregressive_index = i + 1
+
+    def _denoise(self, i: int, cache: PipelineCache, input: Any) -> Tensor:
+        shape, (start, _) = cache.layout.shape(i), cache.layout.plan.span(i)
+        parameter = next(self.parameters())
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        x = cache.noise.initial(i, start, shape).to(parameter.device, dtype)
+        for step in self.scheduler.steps:
+            k = self.expert_index(step.sigma)
+            flow = self.experts[k].predict_flow(x, self._timestep(step.timestep, x), cache.experts[k], input)
+            x = self.scheduler.transition(
+                x, flow, step, lambda step=step: cache.noise.step(i, step.index, start, shape)
+            )
+        return self.transformer.postprocess_clean_latent(x, cache.experts[-1], input)
+
+    @staticmethod
+    def _timestep(value: float, like: Tensor) -> Tensor:
+        return torch.full((like.shape[0],), value, dtype=torch.float32, device=like.device)

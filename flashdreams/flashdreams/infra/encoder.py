@@ -1,0 +1,43 @@
+"""Contracts of encoders: one-shot (text, image) and streaming (controls, once per chunk)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from flashdreams.infra.config import EncoderConfig
+
+
+class TextEncoder(nn.Module):
+    """Prompts to embeddings, once per prompt."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """``[B, S, D]`` embeddings of ``B`` prompts; an empty prompt is the unconditional one."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class StreamingEncoder(nn.Module):
+    """Live controls to the ``input`` of one chunk's ``predict_flow``."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def initialize_cache(self) -> Any:
+        """State of one stream; ``None`` if there is none."""
+        return None
+
+    def encode(self, controls: Sequence[Sequence[Any]], start: int, stop: int, cache: Any) -> Any:
+        """The chunk's ``input``: a tensor, or a tree of tensors, with the batch on axis 0.
+
+        Args:
+            controls: for each sample, one control per pixel frame of the chunk; ``None`` is "no control".
+            start, stop: latent frames of the chunk.
+        """
+        raise NotImplementedError(type(self).__name__)

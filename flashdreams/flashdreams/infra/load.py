@@ -1,0 +1,43 @@
+"""``load_pipeline``: from a slug to a model that runs."""
+
+from __future__ import annotations
+
+import torch
+
+from flashdreams.config import derive_config
+from flashdreams.infra.config import DType, PipelineConfig
+from flashdreams.infra.errors import UserError
+from flashdreams.infra.pipeline import StreamInferencePipeline
+from flashdreams.plugins.registry import get_runner
+
+
+def resolve_device(name: str) -> str:
+    """``auto`` is the best device there is; a device that is not there is a :class:`UserError`."""
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (index and not index.isdecimal()):
+        raise UserError(f"device is {name!r}; expected auto, cpu, cuda, cuda:<number> or mps")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device is {name!r}, but PyTorch sees no CUDA GPU here; use --device cpu or --device auto")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise UserError(f"device is {name!r}, but there are {torch.cuda.device_count()} CUDA GPUs here, from cuda:0")
+    if kind == "mps" and not mps:
+        raise UserError("device is 'mps', which PyTorch does not offer here; use --device cpu")
+    return name
+
+
+def load_pipeline(
+    model: str | PipelineConfig, *, device: str = "auto", dtype: DType | None = None
+) -> StreamInferencePipeline:
+    """The pipeline of a slug (see ``flashdreams list``), or of a config, with its weights, ready to roll out.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:0``, ``mps``.
+        dtype: number format of the transformer; the model's own by default.
+    """
+    config = get_runner(model).pipeline if isinstance(model, str) else model
+    if dtype is not None:
+        config = derive_config(config, diffusion_model={"transformer": {"dtype": dtype}})
+    return config.setup(device=resolve_device(device))

@@ -1,0 +1,177 @@
+"""The whole model: encoders, diffusion model and decoder. Holds weights and config only; state is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flashdreams.core.noise import KeyedNoise, Noise
+from flashdreams.infra.cache import PipelineCache
+from flashdreams.infra.config import PipelineConfig
+from flashdreams.infra.decoder import VideoCodec
+from flashdreams.infra.layout import Layout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flashdreams.infra.rollout import Control, Rollout
+
+
+class StreamInferencePipeline(nn.Module):
+    """Chunk-by-chunk video from prompts, first frames and live controls.
+
+    Any number of rollouts, of different sizes, may interleave on one pipeline as if each ran alone.
+    """
+
+    def __init__(self, config: PipelineConfig, device: str = "cpu") -> None:
+        super().__init__()
+        self.config = config
+        self.device = torch.device(device)
+        self.text_encoder = config.text_encoder.setup(device=device) if config.text_encoder else None
+        self.encoder = config.encoder.setup(device=device) if config.encoder else None
+        self.diffusion_model = config.diffusion_model.setup(device=device)
+        self.decoder = config.decoder.setup(device=device) if config.decoder else None
+        self.eval().requires_grad_(False)
+
+    def checkpoint_digests(self) -> dict[str, str | None]:
+        """Digest of each part's weight file; ``None`` for random weights."""
+        parts = {"text_encoder": self.text_encoder, "encoder": self.encoder, "decoder": self.decoder}
+        for i, expert in enumerate(self.diffusion_model.experts):
+            parts[f"transformer.{i}"] = expert
+        return {name: part.checkpoint_digest for name, part in parts.items() if part is not None}
+
+    @torch.inference_mode()
+    def encode_prompts(self, prompts: Sequence[str], negative_prompt: str | None = None) -> Any:
+        """Conditions of a batch of prompts, with the negative prompt's where guidance needs it."""
+        if self.text_encoder is None:
+            raise ValueError(f"{self.config.name} has no text encoder; give conditions= instead of a prompt")
+        transformer = self.config.diffusion_model.transformer
+        slots = {"text": self.text_encoder.encode(prompts)}
+        scales = [transformer.guidance_scale, *(e.transformer.guidance_scale for e in self.config.diffusion_model.high_noise)]
+        if any(scale != 1 for scale in scales):
+            negative = transformer.negative_prompt if negative_prompt is None else negative_prompt
+            slots["negative_text"] = self.text_encoder.encode([negative] * len(prompts))
+        return self.diffusion_model.transformer.conditions_type.from_dict(slots)
+
+    @torch.inference_mode()
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Latent ``[B, C, 1, h, w]`` of a first frame ``[B, 3, H, W]`` in [-1, 1]."""
+        if not isinstance(self.decoder, VideoCodec):
+            raise ValueError(f"{self.config.name} cannot encode a first frame")
+        video = image[:, :, None].to(self.device, getattr(torch, self.decoder.config.dtype))
+        return self.decoder.encode(video, self.decoder.initialize_cache()).float()
+
+    @torch.inference_mode()
+    def initialize_cache(
+        self,
+        prompts: Sequence[str] = (),
+        *,
+        conditions: Any = None,
+        negative_prompt: str | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        noise: Noise | None = None,
+        seed: int = 0,
+        initial_latents: Tensor | None = None,
+    ) -> PipelineCache:
+        """State of a new rollout.
+
+        Args:
+            prompts: one per sample of the batch; or ``conditions``, already encoded.
+            height, width: pixels, multiples of ``config.size_multiple``; the model's own by default.
+            noise: the random source; by default :class:`KeyedNoise` of ``seed`` with sample ids "0", "1", ...
+            initial_latents: normalised latents ``[B, C, T, h, w]`` of given first frames.
+        """
+        height, width = height or self.config.height, width or self.config.width
+        multiple = self.config.size_multiple
+        if height % multiple or width % multiple:
+            raise ValueError(f"size {height}x{width} is not a multiple of {multiple} in height and width")
+        if conditions is None:
+            conditions = self.encode_prompts(prompts, negative_prompt)
+        batch = next(iter(conditions.to_dict().values())).shape[0]
+        compression = self.decoder.spatial_compression if self.decoder else 1
+        given = 0 if initial_latents is None else initial_latents.shape[2]
+        layout = Layout(
+            batch,
+            self.diffusion_model.transformer.latent_channels,
+            height // compression,
+            width // compression,
+            self.config.plan(given),
+        )
+        if initial_latents is not None:
+            expected = (batch, layout.channels, given, layout.height, layout.width)
+            if tuple(initial_latents.shape) != expected:
+                raise ValueError(f"initial_latents are {list(initial_latents.shape)}; expected {list(expected)}")
+            initial_latents = initial_latents.to(self.device)
+        return PipelineCache(
+            layout=layout,
+            noise=noise or KeyedNoise(seed, tuple(map(str, range(batch)))),
+            conditions=conditions,
+            experts=self.diffusion_model.initialize_cache(layout, conditions),
+            encoder=self.encoder.initialize_cache() if self.encoder else None,
+            decoder=self.decoder.initialize_cache() if self.decoder else None,
+            given=initial_latents,
+            recent=self.diffusion_model.recent(),
+        )
+
+    @torch.inference_mode()
+    def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
+        """Video ``[B, 3, frames, H, W]`` in [-1, 1] of the next chunk (its latent, if there is no decoder)."""
+        latent = self.diffusion_model.generate(autoregressive_index, cache, input)
+        return self.decode(latent, cache)
+
+    @torch.inference_mode()
+    def finalize(self, autoregressive_index: int, cache: PipelineCache) -> None:
+        """Commit the chunk to the context. Belongs to the gap between chunks, after its frames are handed out."""
+        self.diffusion_model.finalize(autoregressive_index, cache)
+
+    @torch.inference_mode()
+    def decode(self, latent: Tensor, cache: PipelineCache) -> Tensor:
+        """Pixels of the chunk that follows the last decoded one."""
+        if self.decoder is None:
+            return latent
+        return self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), cache.decoder)
+
+    @torch.inference_mode()
+    def encode_controls(self, controls: Sequence[Sequence[Any]], chunk: int, cache: PipelineCache) -> Any:
+        """The chunk's ``input`` from one control per pixel frame, for each sample."""
+        return None if self.encoder is None else self.encoder.encode(controls, *cache.layout.plan.span(chunk), cache.encoder)
+
+    def rollout(
+        self,
+        prompt: str | Sequence[str] = "",
+        *,
+        seed: int = 0,
+        num_chunk: int | None = None,
+        negative_prompt: str | None = None,
+        conditions: Any = None,
+        image: Tensor | None = None,
+        initial_latents: Tensor | None = None,
+        control: Control = None,
+        height: int | None = None,
+        width: int | None = None,
+        noise: Noise | None = None,
+    ) -> Rollout:
+        """Stream chunks of video; see :class:`~flashdreams.infra.rollout.Rollout`.
+
+        Args:
+            prompt: one, or a batch of them (frames then carry a batch axis).
+            num_chunk: how many chunks; ``None`` goes on without end.
+            image: first frame, uint8 ``[H, W, 3]`` (or ``[B, H, W, 3]``) of the rollout's size.
+            control: one control per pixel frame, or a function of (start frame, stop frame).
+        """
+        from flashdreams.infra.rollout import start_rollout
+
+        return start_rollout(
+            self, prompt, seed=seed, num_chunk=num_chunk, negative_prompt=negative_prompt, conditions=conditions,
+            image=image, initial_latents=initial_latents, control=control, height=height, width=width, noise=noise,
+        )  # fmt: skip
+
+    def resume(self, path: str | Path, *, num_chunk: int | None = None, control: Control = None) -> Rollout:
+        """Go on with a rollout that :meth:`Rollout.save` wrote, bit for bit."""
+        from flashdreams.infra.snapshot import resume
+
+        return resume(self, path, num_chunk=num_chunk, control=control)

@@ -1,0 +1,218 @@
+"""The friendly form of the chunk loop: an iterator of chunks that can be steered between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashdreams.infra.cache import PipelineCache
+from flashdreams.infra.diffusion_model import VIDEO
+
+if TYPE_CHECKING:
+    from flashdreams.infra.pipeline import StreamInferencePipeline
+
+Control = Sequence[Any] | Callable[[int, int], Sequence[Any]] | None
+"""One control per pixel frame of the rollout, or a function of (start, stop) that gives those of a chunk. For a batch
+of prompts: a list of such sequences, one per sample. Frames beyond its end have no control."""
+
+
+@dataclass
+class Chunk:
+    """What one turn of the loop made.
+
+    ``frames`` is uint8 ``[T, H, W, 3]``, with a batch axis in front where prompts came as a list. ``timings`` are seconds
+    by phase: ``dit`` and ``decode``, and ``commit`` once it ran.
+    """
+
+    index: int
+    frames: Tensor
+    latent: Tensor
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class Rollout(Iterator[Chunk]):
+    """Iterate to generate. Frames are handed out before their chunk is committed.
+
+    Between chunks, :meth:`set_prompt` and :meth:`set_control` steer what follows, and :meth:`save` writes a state that
+    :meth:`StreamInferencePipeline.resume` continues. :meth:`close` frees the memory; so does the end of iteration.
+    """
+
+    def __init__(
+        self,
+        pipeline: StreamInferencePipeline,
+        cache: PipelineCache,
+        *,
+        batched: bool,
+        num_chunk: int | None = None,
+        control: Control = None,
+        first_frame: int = 0,
+    ) -> None:
+        self.pipeline = pipeline
+        self.batched = batched
+        self.num_chunk = num_chunk
+        self._cache: PipelineCache | None = cache
+        self._control = control
+        self.frame = first_frame
+        """Pixel frames generated so far."""
+        self._last: Chunk | None = None
+
+    @property
+    def cache(self) -> PipelineCache:
+        """The rollout's state; an error once it is closed."""
+        if self._cache is None:
+            raise ValueError("this rollout is closed; start another, or resume a saved one")
+        return self._cache
+
+    def __next__(self) -> Chunk:
+        self.flush()
+        if self._cache is None or (self.num_chunk is not None and self._cache.autoregressive_index >= self.num_chunk):
+            self.close()
+            raise StopIteration
+        try:
+            return self._generate(self._cache)
+        except StopIteration as error:  # would end the loop as if all were well
+            raise RuntimeError("a module raised StopIteration while it made a chunk") from error
+
+    def _generate(self, cache: PipelineCache) -> Chunk:
+        index, timings = cache.autoregressive_index, {}
+        start, stop = cache.layout.plan.span(index)
+        decoder = self.pipeline.config.decoder
+        frames = decoder.frames(start, stop) if decoder else stop - start
+        with self._timed(timings, "dit"):
+            controls = self._controls(self.frame, self.frame + frames, cache.layout.batch)
+            input = self.pipeline.encode_controls(controls, index, cache)
+            with torch.inference_mode():
+                latent = self.pipeline.diffusion_model.generate(index, cache, input)
+        with self._timed(timings, "decode"):
+            pixels = to_uint8(self.pipeline.decode(latent, cache))
+        self.frame += frames
+        self._last = Chunk(index, pixels if self.batched else pixels[0], latent, timings)
+        return self._last
+
+    def flush(self) -> None:
+        """Commit the chunk handed out last, if that has not happened yet."""
+        if self._cache is not None and self._cache.pending and self._last is not None:
+            with self._timed(self._last.timings, "commit"):
+                self.pipeline.finalize(self._last.index, self._cache)
+
+    def set_prompt(self, prompt: str | Sequence[str], negative_prompt: str | None = None) -> None:
+        """From the next chunk on, show ``prompt``; what was generated stays in the context."""
+        self.flush()
+        prompts = [prompt] * self.cache.layout.batch if isinstance(prompt, str) else list(prompt)
+        conditions = self.pipeline.encode_prompts(prompts, negative_prompt)
+        with torch.inference_mode():
+            self.pipeline.diffusion_model.set_conditions(self.cache, conditions)
+
+    def set_control(self, control: Any) -> None:
+        """From the next chunk on, hold ``control`` for every frame, until it is set again."""
+        if self.pipeline.encoder is None:
+            raise ValueError(f"{self.pipeline.config.name} takes no controls")
+        self.flush()
+        batch = self.cache.layout.batch
+        row = lambda start, stop: [control] * (stop - start)  # noqa: E731
+        self._control = (lambda start, stop: [row(start, stop)] * batch) if self.batched else row
+
+    def save(self, path: str | Path) -> None:
+        """Write the state at this chunk boundary to ``path`` (safetensors)."""
+        from flashdreams.infra.snapshot import save
+
+        self.flush()
+        save(self, Path(path))
+
+    def close(self) -> None:
+        """Free the rollout's memory."""
+        self._cache = None
+        self._last = None
+
+    def __enter__(self) -> Rollout:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _controls(self, start: int, stop: int, batch: int) -> list[Sequence[Any]]:
+        """One row of ``stop - start`` controls per sample."""
+        control = self._control
+        if control is None:
+            rows: Sequence[Any] = [[]] * batch
+        elif callable(control):
+            rows = control(start, stop) if self.batched else [control(start, stop)]
+        else:
+            rows = [row[start:stop] for row in (control if self.batched else [control])]
+        if len(rows) != batch:
+            raise ValueError(f"controls were given for {len(rows)} samples; this rollout has {batch}")
+        return [[*row, *[None] * (stop - start - len(row))] for row in rows]
+
+    def _timed(self, timings: dict[str, float], phase: str) -> _Timer:
+        return _Timer(timings, phase, self.pipeline.device)
+
+
+@dataclass
+class _Timer:
+    """Seconds of a ``with`` block, the device's work included."""
+
+    timings: dict[str, float]
+    phase: str
+    device: torch.device
+    begun: float = 0.0
+
+    def __enter__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def __exit__(self, *exc: object) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.timings[self.phase] = time.perf_counter() - self.begun
+
+
+def to_uint8(video: Tensor) -> Tensor:
+    """Video ``[B, 3, T, H, W]`` in [-1, 1] -> uint8 ``[B, T, H, W, 3]``, rounded, on the CPU."""
+    levels = video.float().clamp(-1, 1).add(1).mul(127.5).round()
+    return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
+
+
+def from_uint8(image: Tensor) -> Tensor:
+    """Image uint8 ``[..., H, W, 3]`` -> float32 ``[B, 3, H, W]`` in [-1, 1]."""
+    if image.dtype != torch.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
+        raise ValueError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3] or [B, H, W, 3]")
+    return image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def start_rollout(
+    pipeline: StreamInferencePipeline,
+    prompt: str | Sequence[str],
+    *,
+    num_chunk: int | None,
+    image: Tensor | None,
+    initial_latents: Tensor | None,
+    control: Control,
+    conditions: Any,
+    height: int | None,
+    width: int | None,
+    **options: Any,
+) -> Rollout:
+    """Check the request, make its cache, and wrap it. See :meth:`StreamInferencePipeline.rollout`."""
+    if num_chunk is not None and num_chunk < 1:
+        raise ValueError(f"num_chunk is {num_chunk}; expected 1 or more, or None for a rollout without end")
+    if control is not None and pipeline.encoder is None:
+        raise ValueError(f"{pipeline.config.name} takes no controls")
+    batched = not isinstance(prompt, str) if conditions is None else True
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if image is not None:
+        if initial_latents is not None:
+            raise ValueError("give image or initial_latents, not both")
+        size = (height or pipeline.config.height, width or pipeline.config.width)
+        pixels = from_uint8(torch.as_tensor(image))
+        if pixels.shape[-2:] != size:
+            raise ValueError(f"image is {tuple(pixels.shape[-2:])}; the rollout is {size} (height, width): resize it")
+        initial_latents = pipeline.encode_image(pixels).expand(len(prompts), -1, -1, -1, -1)
+    cache = pipeline.initialize_cache(
+        prompts, conditions=conditions, initial_latents=initial_latents, height=height, width=width, **options
+    )
+    return Rollout(pipeline, cache, batched=batched, num_chunk=num_chunk, control=control)

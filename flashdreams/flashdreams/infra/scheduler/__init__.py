@@ -1,0 +1,5 @@
+"""Samplers: a sigma table and a transition kernel each. This module names their configs and imports no torch."""
+
+from flashdreams.infra.scheduler.config import FewStepSchedulerConfig, FlowMatchEulerSchedulerConfig
+
+__all__ = ["FewStepSchedulerConfig", "FlowMatchEulerSchedulerConfig"]

@@ -1,0 +1,56 @@
+"""Configs of the samplers (torch-free)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from flashdreams.config import ConfigError
+from flashdreams.infra.config import SchedulerConfig
+
+
+def check_shift(shift: float) -> None:
+    """Raise ConfigError unless ``shift`` is a finite positive number."""
+    if not (math.isfinite(shift) and shift > 0):
+        raise ConfigError(f"shift is {shift}; expected a finite number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowMatchEulerSchedulerConfig(SchedulerConfig):
+    """Deterministic Euler steps along the flow."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.samplers:FlowMatchEulerScheduler"
+    shift: float = 5.0
+    table: Literal["linear", "diffusers"] = "linear"
+    """``linear``: N even steps from 1 to 0, shifted. ``diffusers``: the table of its FlowMatchEulerDiscreteScheduler,
+    which starts at 1, ends at an already shifted 1/1000, and shifts again."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_shift(self.shift)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewStepSchedulerConfig(SchedulerConfig):
+    """Predict the clean latent, re-noise to the next level: the sampler of distilled models (Self-Forcing)."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.samplers:FewStepScheduler"
+    num_steps: int = 4
+    shift: float = 5.0
+    denoising_steps: tuple[int, ...] = (1000, 750, 500, 250)
+    """Training steps, of 1000, at which the model was distilled, falling."""
+    warp: bool = True
+    """Take them as indices into the shifted table (1000, 937.5, 833.3, 625 at shift 5) instead of as timesteps."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_shift(self.shift)
+        steps = self.denoising_steps
+        if self.num_steps != len(steps):
+            raise ConfigError(
+                f"num_steps is {self.num_steps}, but this model was distilled for {len(steps)} steps {steps}; "
+                f"use num_steps {len(steps)} or give as many denoising_steps"
+            )
+        if list(steps) != sorted(set(steps), reverse=True) or not 1 <= steps[-1] <= steps[0] <= 1000:
+            raise ConfigError(f"denoising_steps are {steps}; expected falling whole numbers from 1000 to 1")

@@ -1,0 +1,38 @@
+"""Sigma tables: pure functions of a step count and a shift, computed in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def shifted(u: float, shift: float) -> float:
+    """``shift * u / (1 + (shift - 1) * u)``: moves a level towards noise for ``shift > 1``."""
+    return shift * u / (1 + (shift - 1) * u)
+
+
+def linear(steps: int, shift: float) -> list[float]:
+    """``steps`` shifted levels from 1, and a final 0."""
+    return [shifted(1 - i / steps, shift) for i in range(steps)] + [0.0]
+
+
+def diffusers_euler(steps: int, shift: float) -> list[float]:
+    """The table of diffusers' FlowMatchEulerDiscreteScheduler, and a final 0."""
+    lowest = float(np.float32(shifted(0.001, shift)))
+    levels = [1 - (1 - lowest) * i / (steps - 1) for i in range(steps)] if steps > 1 else [1.0]
+    return [shifted(u, shift) for u in levels] + [0.0]
+
+
+def training(shift: float, steps: int = 1000) -> list[float]:
+    """Self-Forcing's training table: ``steps`` shifted levels from 1, falling, without the final 0."""
+    return linear(steps, shift)[:-1]
+
+
+def warped_steps(denoising_steps: tuple[int, ...], shift: float) -> list[float]:
+    """Timesteps of ``denoising_steps`` taken as indices into the training table (step 0 is timestep 0)."""
+    table = [*training(shift), 0.0]
+    return [1000 * table[1000 - step] for step in denoising_steps]
+
+
+def nearest(timestep: float, shift: float) -> float:
+    """Sigma of the training-table entry whose timestep is nearest; the higher one of two equally near."""
+    return min(training(shift), key=lambda sigma: abs(1000 * sigma - timestep))

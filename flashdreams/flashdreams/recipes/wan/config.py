@@ -1,0 +1,55 @@
+"""Configs of the Wan family (torch-free)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from flashdreams.config import ConfigError, InstantiateConfig
+from flashdreams.infra.config import DType, TransformerConfig
+
+if TYPE_CHECKING:
+    from flashdreams.recipes.wan.network import WanNetwork
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanNetworkConfig(InstantiateConfig["WanNetwork"]):
+    """Sizes of a Wan DiT; the field names are those of the published ``config.json``. Defaults: Wan2.1-T2V-1.3B."""
+
+    _target: ClassVar[str] = "flashdreams.recipes.wan.network:WanNetwork"
+    dim: int = 1536
+    ffn_dim: int = 8960
+    num_heads: int = 12
+    num_layers: int = 30
+    in_dim: int = 16
+    out_dim: int = 16
+    text_dim: int = 4096
+    text_len: int = 512
+    freq_dim: int = 256
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    eps: float = 1e-6
+    rope_theta: float = 10000.0
+    attention: str = "sdpa"
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    def validate(self) -> None:
+        if self.dim % self.num_heads or self.head_dim % 2:
+            raise ConfigError(f"dim={self.dim} must be an even multiple of num_heads={self.num_heads}")
+        if self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
+            raise ConfigError(f"patch_size is {self.patch_size}; this family has (1, p, p)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanTransformerConfig(TransformerConfig):
+    """A Wan DiT as an autoregressive transformer."""
+
+    _target: ClassVar[str] = "flashdreams.recipes.wan.transformer:WanTransformer"
+    network: WanNetworkConfig = WanNetworkConfig()
+    dtype: DType = "bfloat16"
+
+    @property
+    def spatial_patch(self) -> int:
+        return self.network.patch_size[1]

@@ -1,0 +1,292 @@
+"""The Wan DiT, with the key names of the published checkpoints (Wan2.1 ``wan/modules/model.py``).
+
+Plain PyTorch: it knows nothing of compile, graphs, quantization or parallelism. What belongs to one rollout comes in
+as values: text keys and rolling caches (:class:`NetworkCache`), and the geometry of the chunk (:class:`ChunkContext`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from flashdreams.core.attention import attention
+from flashdreams.core.kv_cache import RollingKVCache
+from flashdreams.core.rope import Rope, apply_rope
+from flashdreams.recipes.wan.config import WanNetworkConfig
+
+
+@dataclass
+class BlockCache:
+    """What one block keeps for one rollout: text keys and values, and the rolling self-attention cache.
+
+    ``self_kv`` is ``None`` for bidirectional models, whose only chunk attends to itself.
+    """
+
+    text_k: Tensor
+    text_v: Tensor
+    self_kv: RollingKVCache | None = None
+
+
+@dataclass
+class NetworkCache:
+    """One guidance branch (or several, stacked on the batch axis) of one rollout."""
+
+    blocks: list[BlockCache]
+
+
+@dataclass(frozen=True)
+class ChunkContext:
+    """Geometry of the current chunk, the same for every block and every pass.
+
+    ``rope`` covers the chunk's tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is
+    the number of cache tokens to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
+    ``mask`` restricts attention within the chunk where there is no rolling cache (training).
+    """
+
+    rope: Rope
+    slots: Tensor | None = None
+    visible: int = 0
+    sink_tokens: int = 0
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """A table over distinct timesteps: ``table`` ``[U, ..., D]`` in float32 and ``index`` ``[B, F]`` into it.
+
+    ``F`` is 1 (one timestep per sample), the number of frames, or the number of tokens.
+    """
+
+    table: Tensor
+    index: Tensor
+
+    def chunks(self, offset: Tensor) -> list[Tensor]:
+        """Per-position vectors ``[B, F, 1, D]`` of each of the table's entries, ``offset`` ``[1, N, D]`` added."""
+        table = self.table + offset.to(self.table.dtype)
+        return [entry[self.index].unsqueeze(2) for entry in table.unbind(1)]
+
+
+class RMSNorm(nn.Module):
+    """``x * rsqrt(mean(x^2) + eps) * weight`` over the last axis, the mean in at least float32."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(_wide(x.dtype))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with full-width QK norm and rotary positions, over the rolling cache or the chunk alone."""
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        self.heads = config.num_heads
+        self.backend = config.attention
+        self.q = nn.Linear(config.dim, config.dim)
+        self.k = nn.Linear(config.dim, config.dim)
+        self.v = nn.Linear(config.dim, config.dim)
+        self.o = nn.Linear(config.dim, config.dim)
+        self.norm_q = RMSNorm(config.dim, config.eps)
+        self.norm_k = RMSNorm(config.dim, config.eps)
+
+    def forward(self, x: Tensor, context: ChunkContext, cache: RollingKVCache | None) -> Tensor:
+        q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
+        raw_k = self.norm_k(self.k(x)).unflatten(-1, (self.heads, -1))
+        v = self.v(x).unflatten(-1, (self.heads, -1))
+        q, k = apply_rope(q, context.rope), apply_rope(raw_k, context.rope)
+        if cache is not None and context.slots is not None:
+            if context.sink_tokens:
+                cache.write_raw_sink(raw_k, context.slots, context.sink_tokens)
+            cache.write(k, v, context.slots)
+            k, v = cache.read(context.visible)
+        return self.o(attention(q, k, v, mask=context.mask, backend=self.backend).flatten(-2))
+
+
+class CrossAttention(nn.Module):
+    """Attention to the text, whose keys and values are computed once per prompt by :meth:`encode`."""
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        self.heads = config.num_heads
+        self.backend = config.attention
+        self.q = nn.Linear(config.dim, config.dim)
+        self.k = nn.Linear(config.dim, config.dim)
+        self.v = nn.Linear(config.dim, config.dim)
+        self.o = nn.Linear(config.dim, config.dim)
+        self.norm_q = RMSNorm(config.dim, config.eps)
+        self.norm_k = RMSNorm(config.dim, config.eps)
+
+    def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, S, heads, head_dim]`` of embedded text ``[B, S, dim]``."""
+        k = self.norm_k(self.k(text)).unflatten(-1, (self.heads, -1))
+        return k, self.v(text).unflatten(-1, (self.heads, -1))
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
+        return self.o(attention(q, k, v, backend=self.backend).flatten(-2))
+
+
+class WanBlock(nn.Module):
+    """Self-attention, text cross-attention and feed-forward, modulated by the timestep.
+
+    ``inject``, if set, is a module called as ``inject(x, input)`` between self- and cross-attention: the place where
+    conditioners (camera, actions) enter the published models.
+    """
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.self_attn = SelfAttention(config)
+        self.cross_attn = CrossAttention(config)
+        self.norm3 = nn.LayerNorm(config.dim, config.eps)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.dim, config.ffn_dim), nn.GELU("tanh"), nn.Linear(config.ffn_dim, config.dim)
+        )
+        self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / math.sqrt(config.dim))
+        self.inject: nn.Module | None = None
+
+    def forward(
+        self, x: Tensor, modulation: Modulation, context: ChunkContext, cache: BlockCache, input: Any = None
+    ) -> Tensor:
+        """``x`` ``[B, L, dim]`` -> the same shape."""
+        shift_sa, scale_sa, gate_sa, shift_ff, scale_ff, gate_ff = modulation.chunks(self.modulation)
+        y = self.self_attn(modulate(x, shift_sa, scale_sa, self.eps), context, cache.self_kv)
+        x = gated_add(x, y, gate_sa)
+        if self.inject is not None:
+            x = self.inject(x, input)
+        x = x + self.cross_attn(layer_norm(x, self.norm3), cache.text_k, cache.text_v)
+        return gated_add(x, self.ffn(modulate(x, shift_ff, scale_ff, self.eps)), gate_ff)
+
+
+class Head(nn.Module):
+    """Final modulated projection to ``patch_volume * out_dim``."""
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.head = nn.Linear(config.dim, math.prod(config.patch_size) * config.out_dim)
+        self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / math.sqrt(config.dim))
+
+    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
+        shift, scale = modulation.chunks(self.modulation)
+        return self.head(modulate(x, shift, scale, self.eps))
+
+
+class WanNetwork(nn.Module):
+    """Predicts the flow ``noise - clean`` of one chunk. Subclasses override :meth:`condition` to add controls."""
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.dim
+        self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch_size, config.patch_size)
+        self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU("tanh"), nn.Linear(dim, dim))
+        self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.num_layers))
+        self.head = Head(config)
+
+    def encode_text(self, text: Tensor) -> list[BlockCache]:
+        """Text keys and values of every block.
+
+        Args:
+            text: ``[B, S, text_dim]`` with ``S <= text_len``; zero-padded to ``text_len`` before the projection, and
+                the padding is attended, as published.
+        """
+        if text.shape[1] > self.config.text_len:
+            raise ValueError(f"text has {text.shape[1]} tokens; this network takes {self.config.text_len}")
+        text = F.pad(text, (0, 0, 0, self.config.text_len - text.shape[1]))
+        embedded = self.text_embedding(text.to(self.text_embedding[0].weight.dtype))
+        return [BlockCache(*block.cross_attn.encode(embedded)) for block in self.blocks]
+
+    def condition(self, x: Tensor, time: Modulation, input: Any) -> tuple[Tensor, Modulation]:
+        """Hook for conditioners at the input: tokens ``x`` ``[B, L, dim]`` and time embedding ``time`` (table
+        ``[U, dim]``), returned changed or as they are."""
+        return x, time
+
+    def forward(
+        self, latent: Tensor, timestep: Tensor, context: ChunkContext, cache: NetworkCache, input: Any = None
+    ) -> Tensor:
+        """Flow ``[B, out_dim, T, H, W]`` of ``latent`` ``[B, in_dim, T, H, W]``.
+
+        Args:
+            timestep: ``1000 * sigma``, shape ``[B]``, ``[B, T]`` or ``[B, L]`` (``L`` tokens, frame-major).
+            input: the chunk's controls, whatever :meth:`condition` and the blocks' conditioners take.
+        """
+        batch, _, frames, height, width = latent.shape
+        _, ph, pw = self.config.patch_size
+        dtype = self.patch_embedding.weight.dtype
+        x = self.patch_embedding(latent.to(dtype)).flatten(2).transpose(1, 2)
+        x, time = self.condition(x, self.embed_time(timestep), input)
+        silu_time = self.time_projection[0](time.table)
+        projected = F.linear(silu_time, *_wide_linear(self.time_projection[1], silu_time.dtype))
+        modulation = Modulation(projected.unflatten(-1, (6, -1)), time.index)
+        for block, block_cache in zip(self.blocks, cache.blocks, strict=True):
+            x = block(x, modulation, context, block_cache, input)
+        head_time = Modulation(time.table.unsqueeze(1).expand(-1, 2, -1), time.index)
+        x = self.head(x, head_time)
+        return rearrange(
+            x, "b (t h w) (p q c) -> b c t (h p) (w q)", t=frames, h=height // ph, w=width // pw, p=ph, q=pw
+        )
+
+    def embed_time(self, timestep: Tensor) -> Modulation:
+        """Time embedding, in at least float32, of timesteps ``[B]`` or ``[B, F]``: one row per entry, or per distinct
+        entry where there is one timestep per token (few distinct values, many tokens)."""
+        if timestep.ndim == 1:
+            timestep = timestep[:, None]
+        values, index = timestep.flatten(), None
+        if values.numel() > 256:
+            values, index = torch.unique(values, return_inverse=True)
+        else:
+            index = torch.arange(values.numel(), device=values.device)
+        wide = _wide(self.time_embedding[0].weight.dtype)
+        x = sinusoid(values, self.config.freq_dim).to(wide)
+        x = F.linear(x, *_wide_linear(self.time_embedding[0], wide))
+        x = F.linear(F.silu(x), *_wide_linear(self.time_embedding[2], wide))
+        return Modulation(x, index.view(timestep.shape))
+
+
+def sinusoid(timestep: Tensor, dim: int) -> Tensor:
+    """``[cos, sin]`` of ``t * 10000^(-i / (dim/2))`` in float64: ``[N] -> [N, dim]``."""
+    half = dim // 2
+    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=timestep.device) / half)
+    angle = timestep.double()[:, None] * frequency
+    return torch.cat((angle.cos(), angle.sin()), dim=1)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """``LN(x) * (1 + scale) + shift`` with ``x`` ``[B, L, D]`` and ``shift``, ``scale`` ``[B, F, 1, D]``, ``F | L``."""
+    wide = x.to(_wide(x.dtype))
+    y = F.layer_norm(wide, x.shape[-1:], eps=eps).unflatten(1, (shift.shape[1], -1))
+    return (y * (1 + scale) + shift).flatten(1, 2).to(x.dtype)
+
+
+def gated_add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    """``x + gate * y`` with ``x``, ``y`` ``[B, L, D]`` and ``gate`` ``[B, F, 1, D]``."""
+    frames = gate.shape[1]
+    return (x.unflatten(1, (frames, -1)) + y.unflatten(1, (frames, -1)) * gate).flatten(1, 2).to(x.dtype)
+
+
+def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """Affine layer norm in at least float32."""
+    wide = _wide(x.dtype)
+    weight, bias = norm.weight.to(wide), norm.bias.to(wide)
+    return F.layer_norm(x.to(wide), norm.normalized_shape, weight, bias, norm.eps).to(x.dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _wide_linear(linear: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return linear.weight.to(dtype), linear.bias.to(dtype)

@@ -1,0 +1,1 @@
+"""Training of the built-in model from nothing: ``python -m tiny_world.train``."""

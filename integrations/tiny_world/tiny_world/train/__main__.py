@@ -1,0 +1,59 @@
+"""Train the built-in model from nothing, stage by stage; every stage resumes from its checkpoint.
+
+    python -m tiny_world.train                          the whole chain, about two hours on two cores
+    python -m tiny_world.train --stage base --minutes 60   go on with one stage (a longer plan also extends it)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+MINUTES = {"codec": 18.0, "encode": 0.0, "base": 50.0, "polish": 15.0, "distill": 12.0, "decoder": 10.0, "export": 0.0}
+
+
+def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path) -> None:
+    """Run one stage, or return at once if its result exists and no time is left in its plan."""
+    from tiny_world.train.codec import train_codec
+    from tiny_world.train.distill import train_distilled
+    from tiny_world.train.dit import train_flow
+    from tiny_world.train.export import export
+    from tiny_world.train.latents import encode_shards
+
+    if stage in ("codec", "decoder"):
+        train_codec(out, minutes, decoder_only=stage == "decoder")
+    elif stage == "encode":
+        encode_shards(out, shards)
+    elif stage == "distill":
+        train_distilled(out, minutes)
+    elif stage == "export":
+        print(json.dumps(export(out, weights), indent=2))
+    else:
+        train_flow(out, stage, minutes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tiny_world.train", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stage", choices=("all", *MINUTES), default="all")
+    parser.add_argument("--minutes", type=float, help="wall-clock time of the stage, or of the whole chain")
+    parser.add_argument("--out", type=Path, default=Path("outputs/tiny_world"), help="checkpoints, latents and logs")
+    parser.add_argument("--weights", type=Path, default=Path(__file__).parents[1] / "weights", help="for export")
+    parser.add_argument("--shards", type=int, default=40, help="of 50 long and 300 short clips each")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    if args.minutes is not None and args.minutes <= 0:
+        parser.error(f"--minutes is {args.minutes}; expected a positive number")
+    import torch
+
+    torch.set_num_threads(args.threads)
+    scale = (args.minutes or sum(MINUTES.values())) / sum(MINUTES.values())
+    for stage in MINUTES if args.stage == "all" else (args.stage,):
+        minutes = MINUTES[stage] * scale if args.stage == "all" else (args.minutes or MINUTES[stage])
+        run_stage(stage, args.out, minutes, args.shards, args.weights)
+
+
+if __name__ == "__main__":
+    main()

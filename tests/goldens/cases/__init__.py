@@ -1,0 +1,29 @@
+"""The kinds of golden files that can be run. Each module has ``matches(golden)`` and ``run(golden)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from golden import Golden
+from torch import Tensor
+
+from cases import few_step, flow_euler, self_forcing, wan_network, wan_vae
+
+Run = Callable[[Golden], Iterator[tuple[str, Tensor]]]
+
+CASES = (wan_network, wan_vae, self_forcing, few_step, flow_euler)
+
+
+def find(golden: Golden) -> Run:
+    """The function that yields ``(output, tensor)`` for every output of a golden file.
+
+    Raises:
+        LookupError: no case matches.
+    """
+    for case in CASES:
+        if case.matches(golden):
+            return case.run
+    raise LookupError(
+        f"no case for {golden.repository} {', '.join(golden.files)} with model_type "
+        f"{golden.config.get('model_type', '(none)')}; add one to tests/goldens/cases"
+    )
