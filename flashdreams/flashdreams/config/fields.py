@@ -1,13 +1,10 @@
-"""What the fields of a config class hold: their types, how a value fits them, their documentation. No torch here."""
+"""What the fields of a config class hold: their types, how a value fits them, how to speak of them. No torch here."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
-import inspect
 import math
-import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -51,7 +48,7 @@ def holds_configs(value: object) -> bool:
 
 
 @functools.cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """Resolved annotations of the fields of ``cls``, in their order.
 
     Raises:
@@ -60,7 +57,9 @@ def field_types(cls: type) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(cls)
     except NameError as error:
-        raise ConfigError(f"a field of {cls.__qualname__} cannot be read: {error}; import it in {cls.__module__}") from None
+        raise ConfigError(
+            f"a field of {cls.__qualname__} cannot be read: {error}; import it in {cls.__module__}"
+        ) from None
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
@@ -115,7 +114,7 @@ def _fit_tuple(value: Any, items: tuple[Any, ...]) -> Any:
 
 
 def element_types(items: tuple[Any, ...], length: int) -> tuple[Any, ...] | None:
-    """Annotations of the elements of a ``tuple[items]`` with ``length`` elements; ``None`` if it cannot have so many."""
+    """Annotations of the elements of a ``tuple[items]`` of that length; ``None`` if it cannot be so long."""
     if len(items) == 2 and items[1] is Ellipsis:
         return (items[0],) * length
     return items if len(items) == length else None
@@ -163,6 +162,11 @@ def nonfinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def must_be_finite(cls: Any, name: str) -> bool:
+    """Whether field ``name`` takes no infinity and no NaN: all but those whose own default is one."""
+    return not any(nonfinite(field.default) for field in dataclasses.fields(cls) if field.name == name)
+
+
 def nearest(name: str, options: Iterable[str]) -> str:
     """``"; did you mean 'x' or 'y'?"`` for the options most like ``name``, or ``""``."""
     import difflib  # only a mistake needs it
@@ -181,23 +185,3 @@ def unknown_field(path: str, name: str, options: Iterable[str]) -> UnknownFieldE
 def join(path: str, name: str) -> str:
     """Dotted path of field ``name`` of the config at ``path``."""
     return f"{path}.{name}" if path else name
-
-
-@functools.cache
-def field_docs(cls: type) -> dict[str, str]:
-    """Documentation of the fields of ``cls``: the string under each, in it or in the class it comes from."""
-    docs: dict[str, str] = {}
-    for owner in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(owner):
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        except (OSError, TypeError, SyntaxError):  # no source at hand: the flags work, undocumented
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for statement, following in zip(body, [*body[1:], None], strict=True):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                doc = following.value if isinstance(following, ast.Expr) else None
-                if isinstance(doc, ast.Constant) and isinstance(doc.value, str):
-                    docs[statement.target.id] = " ".join(doc.value.replace("``", "").split())
-    return docs

@@ -7,7 +7,6 @@ otherwise, and the type of a value is that of its field, never what YAML would m
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import typing
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from flashdreams.config.fields import (
     is_config,
     join,
     members,
+    must_be_finite,
     nonfinite,
     shown,
     unknown_field,
@@ -76,7 +76,9 @@ def _plain(value: Any, path: str) -> Any:
         return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}[str(value)]  # JSON has no word for them
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise ConfigError(f"{path} is a {type(value).__name__}, which has no form as text; use numbers, text, tuples, configs")
+    raise ConfigError(
+        f"{path} is a {type(value).__name__}, which has no form as text; use numbers, text, tuples, configs"
+    )
 
 
 def apply_dict(config: C, tree: Mapping[str, Any]) -> C:
@@ -95,7 +97,9 @@ def _patch(config: Any, tree: Any, path: str) -> dict[str, Any]:
     patch: dict[str, Any] = {}
     for key, value in tree.items():
         if str(key).startswith("_"):
-            raise ConfigError(f"{join(path, str(key))}: a file sets values of a config; it cannot name or change classes")
+            raise ConfigError(
+                f"{join(path, str(key))}: a file sets values of a config; it cannot name or change classes"
+            )
         if key not in types:
             raise unknown_field(path, str(key), types)
         where = join(path, key)
@@ -110,9 +114,12 @@ def _field_value(current: Any, value: Any, annotation: Any, path: str) -> Any:
     if holds_configs(current):
         if not isinstance(value, list) or len(value) != len(current):
             raise FieldTypeError(f"{path}: expected a list of {len(current)}, one for each config that stands there")
-        return {str(index): _patch(*pair, join(path, str(index))) for index, pair in enumerate(zip(current, value))}
+        pairs = zip(current, value, strict=True)
+        return {str(index): _patch(*pair, join(path, str(index))) for index, pair in enumerate(pairs)}
     if isinstance(value, Mapping):
-        raise FieldTypeError(f"{path} holds {shown(current)}, no config; a file cannot add one. Expected {describe(annotation)}")
+        raise FieldTypeError(
+            f"{path} holds {shown(current)}, no config; a file cannot add one. Expected {describe(annotation)}"
+        )
     fitted = read(value, annotation)
     if fitted is MISMATCH:
         raise FieldTypeError(f"{path} is {shown(value)}; expected {describe(annotation)}")
@@ -146,7 +153,7 @@ def _read_member(value: Any, member: Any) -> Any:
         return MISMATCH
     if member is Path:
         return Path(value)
-    if member is float and (_SPECIAL.fullmatch(value) or isinstance(value, Word) and _NUMBER.fullmatch(value)):
+    if member is float and (_SPECIAL.fullmatch(value) or (isinstance(value, Word) and _NUMBER.fullmatch(value))):
         return float(value.replace(".inf", "inf").replace(".nan", "nan"))
     return _read_word(value, member) if isinstance(value, Word) else MISMATCH
 
@@ -168,7 +175,5 @@ def _read_word(word: Word, member: Any) -> Any:
 
 
 def _check_finite(cls: type, name: str, value: Any, path: str) -> None:
-    if nonfinite(value):
-        default = next(field.default for field in dataclasses.fields(cls) if field.name == name)
-        if not nonfinite(default):
-            raise ConfigError(f"{path} is {value}; expected a finite number")
+    if nonfinite(value) and must_be_finite(cls, name):
+        raise ConfigError(f"{path} is {value}; expected a finite number")

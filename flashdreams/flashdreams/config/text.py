@@ -21,7 +21,8 @@ def to_yaml(config: Any) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        pass
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
         bare = value.isprintable() and value[:1].isalpha() and value.lower() not in _QUOTED_WORDS
@@ -33,7 +34,6 @@ def to_yaml(config: Any) -> str:
 
     Dumper.add_representer(str, text)
     Dumper.add_representer(list, sequence)
-    Dumper.ignore_aliases = lambda *_: True
     return yaml.dump(to_dict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
 
 
@@ -63,13 +63,15 @@ def apply_yaml(config: C, text: str) -> C:
 
 def _plain(node: yaml.Node) -> Any:
     """A YAML node as dicts, lists and text; unquoted scalars are left as words, whose type their field decides."""
-    if node.id == "scalar":
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
         return Word(node.value) if node.style is None else node.value
-    if node.id == "sequence":
+    if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
     tree: dict[str, Any] = {}
     for key, value in node.value:
-        if key.id != "scalar":
+        if not isinstance(key, yaml.ScalarNode):
             raise ConfigError(f"{_place(key)}: a key must be the name of a field")
         if key.value in tree:
             raise ConfigError(f"{_place(key)}: {key.value!r} is given twice")

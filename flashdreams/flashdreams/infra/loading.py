@@ -15,13 +15,15 @@ from flashdreams.infra.config import ModuleConfig
 def setup_module(config: ModuleConfig, device: str) -> Any:
     """Build ``config``'s class; if it names a checkpoint, on the meta device first, so that no weight is made twice.
 
-    A class may say which of its submodules the checkpoint describes (``checkpoint_root``). The digest of the file is
+    Without a checkpoint the weights are random, and the same in every process. A class may say which of its submodules the checkpoint describes (``checkpoint_root``). The digest of the file is
     kept as ``checkpoint_digest``, ``None`` for random weights.
     """
     target = import_object(config._target)
     dtype = getattr(torch, config.dtype)
     if config.checkpoint_path is None:
-        module = target(config).to(device=device, dtype=dtype)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module = target(config).to(device=device, dtype=dtype)
         module.checkpoint_digest = None
     else:
         transform = import_object(config.state_dict_transform) if config.state_dict_transform else None

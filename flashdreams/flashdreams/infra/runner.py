@@ -19,7 +19,11 @@ from tqdm import tqdm
 from flashdreams.config import ConfigError, derive_config
 from flashdreams.core.checkpoint import CheckpointError, read_header, resolve_path
 from flashdreams.core.lengths import resolve_length
-from flashdreams.core.media import MediaError, VideoWriter, contact_sheet, parse_fps, read_image
+from flashdreams.core.media import MediaError
+from flashdreams.core.media.fps import parse_fps
+from flashdreams.core.media.image import read_image
+from flashdreams.core.media.sheet import contact_sheet
+from flashdreams.core.media.video import VideoWriter
 from flashdreams.core.noise import check_seed
 from flashdreams.core.notices import say_once
 from flashdreams.core.sizes import snap_size
@@ -91,10 +95,7 @@ class Runner:
         )
         image = None
         if config.image is not None:
-            read = read_image(config.image, height, width)
-            for notice in read.notices:
-                say_once(notice)
-            image = torch.from_numpy(read.pixels)
+            image = torch.from_numpy(read_image(config.image, height, width).pixels)
         control = None
         if config.control is not None:
             if pipeline.encoder is None:

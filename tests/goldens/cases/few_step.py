@@ -13,9 +13,6 @@ from torch import Tensor
 
 from cases.flow_euler import no_draw, trajectory
 
-FRAMES_PER_STEP = 3
-"""Rows of the inputs that share a denoising step."""
-
 
 def matches(golden: Golden) -> bool:
     return "Self-Forcing" in golden.repository and golden.files == ("utils/scheduler.py",)
@@ -30,11 +27,12 @@ def run(golden: Golden) -> Iterator[tuple[str, Tensor]]:
     yield "warped_steps", torch.tensor(warped)
     yield "training_weights", training_weights(1000 * torch.tensor(sigmas, dtype=torch.float64))
 
-    levels = [nearest(timestep, shift) for timestep in warped for _ in range(FRAMES_PER_STEP)]
+    frames = range(len(inputs["x0"]) // len(steps))  # rows of the inputs that share a denoising step
+    levels = [nearest(timestep, shift) for timestep in warped for _ in frames]
     neighbours = [[*sigmas, 0.0][sigmas.index(level) + 1] for level in levels]
     if 0.0 in neighbours:
         neighbours = [0.0] * len(neighbours)  # the original takes the whole batch to 0 if one row gets there
-    unwarped = [nearest(step, shift) for step in steps for _ in range(FRAMES_PER_STEP)]
+    unwarped = [nearest(step, shift) for step in steps for _ in frames]
     yield "warped_ids", torch.tensor([sigmas.index(level) for level in levels])
     yield "add_noise_warped", by_row(add_noise, inputs["x0"], inputs["noise"], levels)
     yield "add_noise_unwarped", by_row(add_noise, inputs["x0"], inputs["noise"], unwarped)

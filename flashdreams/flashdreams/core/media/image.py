@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ BACKGROUND = (255, 255, 255)
 """White, as on a page: what shows through transparent pixels."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF", "JPEG2000")
 _ADVICE = "give it as an 8-bit RGB PNG or JPEG"
+_decoding = threading.Lock()
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
@@ -79,13 +81,14 @@ def decode_image(
     if (height is None) != (width is None):
         raise ValueError(f"height is {height} and width is {width}; give both or neither")
     notices: list[str] = []
-    with warnings.catch_warnings():
-        # What the library would warn of is either an error here or harmless.
+    # What the library would warn of is either an error here or harmless. The filter is the whole process's, hence the
+    # lock: two threads that restore it in the wrong order would lose it for good.
+    with _decoding, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = _open(stream, name, max_pixels)
-        if getattr(image, "is_animated", False):
-            notices.append(f"image {name!r} holds several frames; the first one is used")
         try:
+            if getattr(image, "is_animated", False):
+                notices.append(f"image {name!r} holds several frames; the first one is used")
             image.load()
             _turn_upright(image)
             rgb, composited = _to_rgb(image, name)
@@ -123,13 +126,15 @@ def _open(stream: IO[bytes], name: str, max_pixels: int) -> ImageFile.ImageFile:
         try:
             image = factory(stream, name)
         except Image.DecompressionBombError:
-            raise MediaError(f"image {name!r} has more pixels than the limit of {max_pixels:,}; scale it down") from None
+            raise MediaError(
+                f"image {name!r} has more pixels than the limit of {max_pixels:,}; scale it down"
+            ) from None
         except Exception as error:
             raise MediaError(f"image {name!r} is a damaged {kind} file ({reason(error)}); copy it again") from error
         if image.width * image.height > max_pixels:
             raise MediaError(
-                f"image {name!r} has {image.width} x {image.height} = {image.width * image.height:,} pixels; "
-                f"the limit is {max_pixels:,}: scale it down"
+                f"image {name!r} is {image.height}x{image.width} (height x width), {image.width * image.height:,} "
+                f"pixels; the limit is {max_pixels:,}: scale it down"
             )
         return image
     raise MediaError(f"image {name!r} is not an image that can be read ({', '.join(FORMATS)}); {_ADVICE}")

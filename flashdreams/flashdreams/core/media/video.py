@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -107,9 +108,13 @@ class VideoWriter:
         if self._closed:
             return
         self._closed, self._writable = True, False
-        if self._file is None:
+        if self.num_frames == 0:
+            if self._file is not None:  # the first write failed
+                self._file.close()
+                self._target.unlink(missing_ok=True)
             remove_folders(self._folders)
             return
+        assert self._file is not None
         temporary = self._target.with_name(f".{self._target.name}.part")
         try:
             # A write that was interrupted may have left a torn fragment at the end.
@@ -125,7 +130,8 @@ class VideoWriter:
                 "it stays a fragmented mp4, which plays but may not seek everywhere"
             )
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -136,7 +142,7 @@ class VideoWriter:
         self.close()
 
     def _encode(self, frame: np.ndarray, index: int) -> list[av.Packet]:
-        padded = np.pad(frame, self._padding, mode="edge") if any(self._size[i] % 2 for i in (0, 1)) else frame
+        padded = np.pad(frame, self._padding, mode="edge") if np.any(self._padding) else frame
         picture = self._reformatter.reformat(
             av.VideoFrame.from_ndarray(np.ascontiguousarray(padded), format="rgb24"),
             format="yuv420p",
@@ -217,7 +223,8 @@ def _open_encoder(fps: Fraction, height: int, width: int) -> VideoStream:
 def _remux(source: Path, target: Path) -> int:
     """Copy the video packets of ``source`` into an mp4 with its index in front; returns their number."""
     copied = 0
-    with av.open(str(source)) as reader, av.open(str(target), "w", format="mp4", options={"movflags": "faststart"}) as out:
+    options = {"movflags": "faststart"}
+    with av.open(str(source)) as reader, av.open(str(target), "w", format="mp4", options=options) as out:
         video = reader.streams.video[0]
         stream = out.add_stream_from_template(video)
         for packet in reader.demux(video):

@@ -13,8 +13,9 @@ from pathlib import Path
 MINUTES = {"codec": 18.0, "encode": 0.0, "base": 50.0, "polish": 15.0, "distill": 12.0, "decoder": 10.0, "export": 0.0}
 
 
-def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path) -> None:
+def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path, workers: int) -> None:
     """Run one stage, or return at once if its result exists and no time is left in its plan."""
+    from tiny_world.train import parallel
     from tiny_world.train.codec import train_codec
     from tiny_world.train.distill import train_distilled
     from tiny_world.train.dit import train_flow
@@ -22,15 +23,15 @@ def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path)
     from tiny_world.train.latents import encode_shards
 
     if stage in ("codec", "decoder"):
-        train_codec(out, minutes, decoder_only=stage == "decoder")
+        parallel.run(workers, train_codec, out, minutes, stage == "decoder")
     elif stage == "encode":
-        encode_shards(out, shards)
+        parallel.run(workers, encode_shards, out, shards)
     elif stage == "distill":
-        train_distilled(out, minutes)
+        parallel.run(workers, train_distilled, out, minutes)
     elif stage == "export":
         print(json.dumps(export(out, weights), indent=2))
     else:
-        train_flow(out, stage, minutes)
+        parallel.run(workers, train_flow, out, stage, minutes)
 
 
 def main() -> None:
@@ -41,18 +42,18 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="wall-clock time of the stage, or of the whole chain")
     parser.add_argument("--out", type=Path, default=Path("outputs/tiny_world"), help="checkpoints, latents and logs")
     parser.add_argument("--weights", type=Path, default=Path(__file__).parents[1] / "weights", help="for export")
-    parser.add_argument("--shards", type=int, default=40, help="of 50 long and 300 short clips each")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shards", type=int, default=28, help="of 50 long and 300 short clips each")
+    parser.add_argument("--workers", type=int, default=2, help="one-thread processes that share their gradients")
     args = parser.parse_args()
     if args.minutes is not None and args.minutes <= 0:
         parser.error(f"--minutes is {args.minutes}; expected a positive number")
     import torch
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1 if args.workers > 1 else torch.get_num_threads())
     scale = (args.minutes or sum(MINUTES.values())) / sum(MINUTES.values())
     for stage in MINUTES if args.stage == "all" else (args.stage,):
         minutes = MINUTES[stage] * scale if args.stage == "all" else (args.minutes or MINUTES[stage])
-        run_stage(stage, args.out, minutes, args.shards, args.weights)
+        run_stage(stage, args.out, minutes, args.shards, args.weights, args.workers)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 
 from tiny_world._codec import Decoder, Encoder, fold, unfold
 from tiny_world._data import SIZE, Clips, render, sample_clips
+from tiny_world.train import parallel
 from tiny_world.train._loop import Average, Clock, Log, load, rate, save, set_rate
+from tiny_world.train.muon import Muon
 
 CHANNELS = 12
 WIDTHS = (24, 64, 96, 112)
@@ -23,7 +26,8 @@ HELDOUT_SEED = 900_000
 class CodecPlan:
     """Sizes of a step; ``crop`` px windows until ``whole_from`` of the time, whole frames after."""
 
-    lr: float = 1.2e-3
+    muon_lr: float = 3e-3
+    adamw_lr: float = 1.2e-3
     flat: float = 0.3
     clips: int = 8
     latents: int = 3
@@ -35,7 +39,7 @@ class CodecPlan:
     l2: float = 2.0
 
 
-DECODER_PLAN = CodecPlan(lr=1e-3, flat=0.0, noise=0.25, l1=0.5, l2=4.0)
+DECODER_PLAN = CodecPlan(muon_lr=2e-3, adamw_lr=1e-3, flat=0.0, noise=0.25, l1=0.5, l2=4.0)
 
 
 class TrainingCodec(nn.Module):
@@ -102,6 +106,17 @@ def recalibrate(codec: TrainingCodec, batches: int = 16) -> None:
     codec.eval()
 
 
+def optimizers(trained: nn.Module, plan: CodecPlan) -> list[torch.optim.Optimizer]:
+    """Muon for the inner convolutions; AdamW for biases and for those that touch pixels or latents."""
+    inner = {k for k, v in trained.named_parameters() if v.ndim == 4 and not re.search(r"(stem|head)\.weight$", k)}
+    matrices = [v for k, v in trained.named_parameters() if k in inner]
+    rest = [v for k, v in trained.named_parameters() if k not in inner]
+    return [
+        Muon(matrices, lr=plan.muon_lr, weight_decay=1e-3),
+        torch.optim.AdamW(rest, lr=plan.adamw_lr, betas=(0.9, 0.99), weight_decay=1e-4),
+    ]
+
+
 def train_codec(out: Path, minutes: float, decoder_only: bool = False, seed: int = 0) -> None:
     """Train until ``minutes`` are spent; writes ``codec.pt`` (or ``decoder.pt``) with averaged weights."""
     name, plan = ("decoder", DECODER_PLAN) if decoder_only else ("codec", CodecPlan())
@@ -112,40 +127,46 @@ def train_codec(out: Path, minutes: float, decoder_only: bool = False, seed: int
         codec.encoder.requires_grad_(False)
         codec.bottleneck.eval()
     trained = codec.decoder if decoder_only else codec
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=plan.lr, betas=(0.9, 0.99), weight_decay=1e-4)
+    tools = optimizers(trained, plan)
     average = Average(trained, plan.ema)
     step, clock = 0, Clock(minutes)
     if state := load(out / f"{name}_resume.pt"):
         trained.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        for tool, saved in zip(tools, state.get("optimizers", ()), strict=False):
+            tool.load_state_dict(saved)
         average.values, step, clock = state["average"], state["step"], Clock(minutes, state["seconds"])
+    torch.manual_seed(seed + 1000 * step + parallel.rank())
     log = Log(out / f"{name}.jsonl")
-    while clock.progress < 1:
-        rng = np.random.default_rng([seed, step])
-        whole = clock.progress >= plan.whole_from
-        count = plan.clips // 2 if whole else plan.clips
-        clips = sample_clips(1_000_000 * (1 + decoder_only) + step, count, 4 * plan.latents - 3)
+    while (progress := parallel.agree(clock.progress)) < 1:
+        draw = step * parallel.workers() + parallel.rank()
+        rng = np.random.default_rng([seed, draw])
+        whole = progress >= plan.whole_from
+        count = (plan.clips // 2 if whole else plan.clips) // parallel.workers()
+        clips = sample_clips(1_000_000 * (1 + decoder_only) + draw, count, 4 * plan.latents - 3)
         video = to_video(cropped(clips, SIZE if whole else plan.crop, rng))
-        set_rate([optimizer], rate(clock.progress, step, plan.flat, warmup=50))
+        set_rate(tools, rate(progress, step, plan.flat, warmup=50))
         with torch.set_grad_enabled(not decoder_only):
             latent = codec.encode(video)
         sigma = plan.noise * torch.rand(len(video), 1, 1, 1, 1)
         error = codec.decode(latent + sigma * torch.randn_like(latent)) - video
         loss = (edge_weight(video) * (plan.l1 * error.abs() + plan.l2 * error.square())).mean()
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        parallel.average_gradients(trained)
         nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-        optimizer.step()
+        for tool in tools:
+            tool.step()
+            tool.zero_grad(set_to_none=True)
         average.update(trained, step)
-        if step % 50 == 0:
-            log(stage=name, step=step, progress=clock.progress, seconds=clock.seconds, loss=loss.item(),
+        if step % 25 == 0 and parallel.rank() == 0:
+            log(stage=name, step=step, progress=progress, seconds=clock.seconds, loss=loss.item(),
                 mse_psnr=float(10 * torch.log10(4 / error.detach().square().mean())))  # fmt: skip
         step += 1
-        if step % 200 == 0:
-            save(out / f"{name}_resume.pt", model=trained.state_dict(), optimizer=optimizer.state_dict(),
+        if step % 100 == 0 and parallel.rank() == 0:
+            save(out / f"{name}_resume.pt", model=trained.state_dict(), optimizers=[t.state_dict() for t in tools],
                  average=average.values, step=step, seconds=clock.seconds)  # fmt: skip
             save_codec(codec, average, trained, out / f"{name}_last.pt", decoder_only)
-    save_codec(codec, average, trained, out / f"{name}.pt", decoder_only, log=log, step=step)
+    if parallel.rank() == 0:
+        save_codec(codec, average, trained, out / f"{name}.pt", decoder_only, log=log, step=step)
 
 
 def save_codec(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tiny_world.train import parallel
 from tiny_world.train._loop import Average, Clock, Log, load, rate, save, set_rate
 from tiny_world.train.dit import BEGIN, EARLY, PREVIOUS, STEADY, FlowPlan, Group, load_model, noised_context, optimizers
 from tiny_world.train.latents import LatentBank
@@ -23,8 +24,8 @@ class DistillPlan:
 
     groups: tuple[Group, ...] = (
         replace(BEGIN, count=24, packing=Packing(1, (0, 0, 1, 1)), weights=(1.5, 1.5, 1.0, 1.0)),
-        replace(EARLY, count=3, packing=Packing(5, (1, 2, 3, 4, 5)), weights=(1.0,) * 5),
-        replace(STEADY, count=3, packing=Packing(5, (3, 4, 5, 5, 5)), weights=(1.0,) * 5),
+        replace(EARLY, count=4, packing=Packing(5, (1, 2, 3, 4, 5)), weights=(1.0,) * 5),
+        replace(STEADY, count=4, packing=Packing(5, (3, 4, 5, 5, 5)), weights=(1.0,) * 5),
     )
     muon_lr: float = 7.5e-4
     adamw_lr: float = 5e-4
@@ -81,26 +82,31 @@ def train_distilled(out: Path, minutes: float, seed: int = 0) -> None:
         average.values, step, clock = state["average"], state["step"], Clock(minutes, state["seconds"])
     bank, log, running = LatentBank(out / "latents"), Log(out / "distill.jsonl"), {}
     final = TrainingModel()
-    total = sum(group.share for group in plan.groups)
-    while clock.progress < 1:
-        rng = np.random.default_rng([seed, step, 8])
-        set_rate(tools, rate(clock.progress, step, 0.3))
+    total = sum(group.share for group in plan.groups) / parallel.workers()
+    torch.manual_seed(seed + 1000 * step + parallel.rank())
+    while (progress := parallel.agree(clock.progress)) < 1:
+        rng = np.random.default_rng([seed, step, parallel.rank(), 8])
+        set_rate(tools, rate(progress, step, 0.3))
         for i, group in enumerate(plan.groups):
-            batch = bank.sample(rng, group.kind, group.count, group.length, group.from_start)
+            batch = bank.sample(rng, group.kind, group.count // parallel.workers(), group.length, group.from_start)
             losses = distill_loss(model, teacher, group, batch, plan)
             ((losses * torch.tensor(group.weights)).sum() / total).backward()
             name = f"{group.kind}{i}"
             running[name] = 0.9 * running.get(name, float(losses.detach().mean())) + 0.1 * float(losses.detach().mean())
+        parallel.average_gradients(model)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for tool in tools:
             tool.step()
             tool.zero_grad(set_to_none=True)
         average.update(model, step)
-        if step % 10 == 0:
-            log(stage="distill", step=step, progress=clock.progress, seconds=clock.seconds, **running)
+        if step % 10 == 0 and parallel.rank() == 0:
+            log(stage="distill", step=step, progress=progress, seconds=clock.seconds, **running)
         step += 1
-        if step % 20 == 0 or clock.progress >= 1:
+        if step % 20 == 0 and parallel.rank() == 0:
             average.copy_to(final)
             save(out / "distill.pt", model=final.state_dict())
             save(out / "distill_resume.pt", model=model.state_dict(), average=average.values, step=step,
                  seconds=clock.seconds)  # fmt: skip
+    if parallel.rank() == 0:
+        average.copy_to(final)
+        save(out / "distill.pt", model=final.state_dict())

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tiny_world.train import parallel
 from tiny_world.train._loop import Average, Clock, Log, load, rate, save, set_rate
 from tiny_world.train.latents import LatentBank
 from tiny_world.train.muon import Muon
@@ -35,7 +36,7 @@ class Group:
 
 
 BEGIN = Group("short", 24, Packing(1, (0, 0, 1, 1, 1)), True, (1.0, 1.0, 1.5, 1.5, 1.5))
-EARLY = Group("long", 5, Packing(5, (0, 1, 1, 1, 2, 3, 4, 5)), True, (1.0, 1.5, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0))
+EARLY = Group("long", 6, Packing(5, (0, 1, 1, 1, 2, 3, 4, 5)), True, (1.0, 1.5, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0))
 STEADY = Group("long", 6, Packing(5, (1, 2, 3, 4, 5, 5, 5, 5)), False, (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
 
 
@@ -130,15 +131,16 @@ def train_flow(out: Path, stage: str, minutes: float, seed: int = 0) -> None:
         average.values, step, clock = state["average"], state["step"], Clock(minutes, state["seconds"])
     bank, log = LatentBank(out / "latents"), Log(out / f"{stage}.jsonl")
     running: dict[str, float] = {}
-    total = sum(group.share for group in plan.groups)
-    while clock.progress < 1:
-        rng = np.random.default_rng([seed, step, 7])
-        resample = clock.progress >= plan.resample_from and step % 5 < 2
+    total = sum(group.share for group in plan.groups) / parallel.workers()
+    torch.manual_seed(seed + 1000 * step + parallel.rank())
+    while (progress := parallel.agree(clock.progress)) < 1:
+        rng = np.random.default_rng([seed, step, parallel.rank()])
+        resample = progress >= plan.resample_from and step % 5 < 2
         if resample:
             average.copy_to(teacher)
-        set_rate(tools, rate(clock.progress, step, plan.flat))
+        set_rate(tools, rate(progress, step, plan.flat))
         for group in plan.groups:
-            batch = bank.sample(rng, group.kind, group.count, group.length, group.from_start)
+            batch = bank.sample(rng, group.kind, group.count // parallel.workers(), group.length, group.from_start)
             losses = group_loss(model, teacher, group, batch, plan, resample)
             ((losses * torch.tensor(group.weights)).sum() / total).backward()
             by_target = losses.detach().mean(dim=0)
@@ -146,22 +148,25 @@ def train_flow(out: Path, stage: str, minutes: float, seed: int = 0) -> None:
                 chosen = [i for i, p in enumerate(group.packing.targets) if p == position]
                 name = f"{group.kind}{int(group.from_start)}_{position}"
                 running[name] = 0.97 * running.get(name, 1.0) + 0.03 * float(by_target[chosen].mean())
+        parallel.average_gradients(model)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for tool in tools:
             tool.step()
             tool.zero_grad(set_to_none=True)
         average.update(model, step)
-        if step % 20 == 0:
-            log(stage=stage, step=step, progress=clock.progress, seconds=clock.seconds, **running)
+        if step % 20 == 0 and parallel.rank() == 0:
+            log(stage=stage, step=step, progress=progress, seconds=clock.seconds, **running)
         step += 1
         if step % 100 == 0:
             bank.refresh()
+        if step % 100 == 0 and parallel.rank() == 0:
             average.copy_to(teacher)
             save(out / f"{stage}.pt", model=teacher.state_dict())
             save(out / f"{stage}_resume.pt", model=model.state_dict(), average=average.values, step=step,
                  optimizers=[tool.state_dict() for tool in tools], seconds=clock.seconds)  # fmt: skip
-    average.copy_to(teacher)
-    save(out / f"{stage}.pt", model=teacher.state_dict())
+    if parallel.rank() == 0:
+        average.copy_to(teacher)
+        save(out / f"{stage}.pt", model=teacher.state_dict())
 
 
 def load_model(model: TrainingModel, path: Path) -> None:

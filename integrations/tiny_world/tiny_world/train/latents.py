@@ -12,6 +12,7 @@ from tiny_world._data import actions_by_latent, render, sample_clips
 from tiny_world._network import START
 from tiny_world._text import tokenize_batch
 from tiny_world._words import TEXT_LEN, UNK, VOCABULARY
+from tiny_world.train import parallel
 from tiny_world.train._loop import load, save
 from tiny_world.train.codec import TrainingCodec, load_codec, to_video
 from tiny_world.train.packing import Batch
@@ -26,7 +27,7 @@ def encode_shards(out: Path, shards: int) -> None:
     load_codec(codec, out / "codec.pt")
     for i in range(shards):
         path = out / "latents" / f"{i:04d}.pt"
-        if path.exists():
+        if path.exists() or i % parallel.workers() != parallel.rank():
             continue
         long = encode_clips(codec, 5_000_000 + i, LONG_PER_SHARD, LONG_LATENTS, True)
         short = encode_clips(codec, 6_000_000 + i, SHORT_PER_SHARD, SHORT_LATENTS, i % 4 == 0)

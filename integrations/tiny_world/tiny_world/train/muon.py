@@ -1,4 +1,4 @@
-"""Muon (Jordan et al., 2024) in float32 for stacks of equally shaped matrices.
+"""Muon (Jordan et al., 2024) in float32 for stacks of equally shaped matrices; convolutions are flattened.
 
 ``torch.optim.Muon`` orthogonalises in bfloat16, which CPUs without bf16 units do ten times slower.
 """
@@ -9,7 +9,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from tiny_world.train import parallel
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
@@ -23,6 +26,18 @@ def orthogonalised(update: Tensor, steps: int = 4) -> Tensor:
         gram = x @ x.mT
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
     return x.mT if tall else x
+
+
+def _shared(stacked: Tensor) -> Tensor:
+    """:func:`orthogonalised`, each worker doing its share of the matrices."""
+    workers, rank = parallel.workers(), parallel.rank()
+    if workers == 1:
+        return orthogonalised(stacked)
+    result = torch.zeros_like(stacked)
+    if len(stacked[rank::workers]):
+        result[rank::workers] = orthogonalised(stacked[rank::workers])
+    dist.all_reduce(result)
+    return result
 
 
 class Muon(torch.optim.Optimizer):
@@ -42,7 +57,7 @@ class Muon(torch.optim.Optimizer):
                 grads = [p.grad for p in params]
                 buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
                 torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-                stacked = torch.stack(torch._foreach_lerp(grads, buffers, group["momentum"]))
-                updates = orthogonalised(stacked).unbind()
+                stacked = torch.stack(torch._foreach_lerp(grads, buffers, group["momentum"])).flatten(2)
+                updates = [update.view(shape) for update in _shared(stacked).unbind()]
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(params, updates, alpha=-group["lr"] * 0.2 * max(shape) ** 0.5)
+                torch._foreach_add_(params, updates, alpha=-group["lr"] * 0.2 * max(stacked.shape[1:]) ** 0.5)
