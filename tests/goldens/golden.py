@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors import safe_open
 from torch import Tensor
+
 from weights import draw_all
 
 RTOL = 1e-4

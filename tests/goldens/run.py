@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from cases import find
 from golden import Comparison, Golden, compare, load
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from flashdreams.config import ConfigError
-from flashdreams.recipes.wan.vae import WanVAE
-from flashdreams.recipes.wan.vae_config import WanVAEConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from flashdreams.config import ConfigError
+from flashdreams.recipes.wan.vae import WanVAE
+from flashdreams.recipes.wan.vae_config import WanVAEConfig
 
 pytestmark = pytest.mark.ci_cpu
 

@@ -64,6 +64,7 @@ Between = Callable[[Rollout], None]
 """What an ablation does to a rollout after each chunk."""
 
 
+@torch.inference_mode()
 def empty_context(rollout: Rollout) -> None:
     """Zero every committed key and value: the model forgets what it has shown."""
     rollout.flush()

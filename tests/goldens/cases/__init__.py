@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from golden import Golden
 from torch import Tensor
 
 from cases import few_step, flow_euler, self_forcing, wan_network, wan_vae
+from golden import Golden
 
 Run = Callable[[Golden], Iterator[tuple[str, Tensor]]]
 

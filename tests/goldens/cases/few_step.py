@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+
+from cases.flow_euler import no_draw, trajectory
 from flashdreams.infra.scheduler import FlowMatchEulerSchedulerConfig
 from flashdreams.infra.scheduler.kernels import add_noise, clean_estimate, transition
 from flashdreams.infra.scheduler.tables import nearest, training, warped_steps
 from golden import Golden
-from torch import Tensor
-
-from cases.flow_euler import no_draw, trajectory
 
 
 def matches(golden: Golden) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+
 from flashdreams.infra.scheduler import FlowMatchEulerSchedulerConfig
 from flashdreams.infra.scheduler.samplers import Scheduler
 from golden import Golden
-from torch import Tensor
 
 
 def matches(golden: Golden) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from cases.wan_network import network_config
 from flashdreams.core.kv_cache import RollingKVCache
 from flashdreams.core.noise import GivenNoise
 from flashdreams.infra.cache import PipelineCache
@@ -17,9 +20,6 @@ from flashdreams.infra.scheduler.kernels import clean_estimate
 from flashdreams.recipes.wan.config import WanTransformerConfig
 from flashdreams.recipes.wan.transformer import WanConditions
 from golden import Golden
-from torch import Tensor
-
-from cases.wan_network import network_config
 
 
 def matches(golden: Golden) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from flashdreams.core.rope import rope_3d
 from flashdreams.recipes.wan.config import WanNetworkConfig
 from flashdreams.recipes.wan.network import ChunkContext, NetworkCache
 from golden import Golden
-from torch import Tensor
 
 
 def matches(golden: Golden) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from itertools import cycle
 
 import torch
+from torch import Tensor
+
 from flashdreams.recipes.wan.vae import WanVAE
 from flashdreams.recipes.wan.vae_config import WanVAEConfig
 from golden import Golden
-from torch import Tensor
 
 
 def matches(golden: Golden) -> bool:
