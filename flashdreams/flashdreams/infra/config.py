@@ -157,7 +157,6 @@ class PipelineConfig(InstantiateConfig["StreamInferencePipeline"]):
     encoder: EncoderConfig | None = None
     """Per-chunk controls (actions, camera, ...)."""
     text_encoder: EncoderConfig | None = None
-    image_encoder: EncoderConfig | None = None
     height: int = 480
     width: int = 832
     fps: float = 16.0

@@ -48,8 +48,9 @@ def self_test(name: str, device: torch.device | str = "cpu", dtype: torch.dtype 
     Raises:
         RuntimeError: the error is above 1e-5 in float32, 3e-2 in half precision; or the output is not finite.
     """
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, n, 3, 64, generator=generator, dtype=torch.float64) for n in (37, 53, 53))
+    generator = torch.Generator("cpu").manual_seed(0)
+    shapes = [(2, tokens, 3, 64) for tokens in (37, 53, 53)]
+    q, k, v = (torch.randn(s, generator=generator, dtype=torch.float64, device="cpu") for s in shapes)
     want = reference(q, k, v, None, 1 / math.sqrt(64))
     got = BACKENDS[name](*(x.to(device, dtype) for x in (q, k, v)), None, 1 / math.sqrt(64))
     error = (got.double().cpu() - want).abs().max().item()
