@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from flashdreams.config import ConfigError, InstantiateConfig, derive_config
@@ -74,10 +74,9 @@ def test_a_whole_config_may_take_the_place_of_one() -> None:
 
 def test_shares_nothing_mutable_with_base_or_patch() -> None:
     shared = [1]
-    base = Outer(extra=shared)
-    derived, given = derive_config(base), derive_config(BASE, extra=shared)
+    derived, given = derive_config(Outer(extra=shared)), derive_config(BASE, extra=shared)
     shared.append(2)
-    assert (base.extra, derived.extra, given.extra) == ([1, 2], [1], [1])
+    assert (derived.extra, given.extra) == ([1], [1])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,7 @@ VALUES: dict[str, st.SearchStrategy] = {
 }
 
 
-@given(st.fixed_dictionaries({}, optional=VALUES))
+@for_all(st.fixed_dictionaries({}, optional=VALUES))
 def test_equals_dataclasses_replace_for_values_of_the_right_type(values: dict[str, Any]) -> None:
     assert VALUES.keys() == field_types(Outer).keys()
     assert derive_config(BASE, **values) == dataclasses.replace(BASE, **values)

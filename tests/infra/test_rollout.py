@@ -216,3 +216,25 @@ def test_closing_frees_the_memory(pipeline):
     rollout.close()
     gc.collect()
     assert buffer() is None
+
+
+def state_bytes(rollout) -> int:
+    from flashdreams.infra.snapshot import _flatten
+
+    tensors: dict[str, torch.Tensor] = {}
+    _flatten(rollout.cache, tensors)
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("rope", ["absolute", "cache_relative"])
+def test_an_unbounded_rollout_has_a_constant_state(rope):
+    rollout = template_pipeline(rope=rope).rollout("a", seed=1, control=lambda start, stop: [0.2] * (stop - start))
+    sizes = set()
+    for chunk in rollout:
+        rollout.flush()
+        if chunk.index >= 8:
+            sizes.add(state_bytes(rollout))
+        if chunk.index == 150:
+            break
+    assert len(sizes) == 1
+    assert chunk.latent.isfinite().all()

@@ -100,7 +100,7 @@ def _fit(value: Any, member: Any, widen: bool) -> Any:
                 return MISMATCH
         return MISMATCH
     kind = origin or member
-    if not isinstance(kind, type):  # Any, a type variable: nothing to hold the value to
+    if kind is Any or not isinstance(kind, type):  # or a type variable: nothing to hold the value to
         return value
     return value if isinstance(value, kind) else MISMATCH
 

@@ -132,7 +132,8 @@ def read(value: Any, annotation: Any) -> Any:
         fitted = conform(value, annotation)
         if fitted is not MISMATCH:
             return fitted
-    for member in sorted(members(annotation), key=_precedence):
+    kinds = (NoneType, bool, int, float, str) if annotation is Any else members(annotation)
+    for member in sorted(kinds, key=_precedence):
         fitted = _read_member(value, member)
         if fitted is not MISMATCH:
             return fitted
@@ -168,7 +169,7 @@ def _read_word(word: Word, member: Any) -> Any:
     if member is str:
         return str(word)
     if typing.get_origin(member) is Literal:
-        for option in typing.get_args(member):
+        for option in sorted(typing.get_args(member), key=lambda option: _precedence(type(option))):
             if read(word, type(option)) == option:
                 return option
     return MISMATCH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashdreams.config.base import ConfigError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
+_MAX_DEPTH = 64
 _QUOTED_WORDS = {"inf", "infinity", "nan", "none"}
 """Words that YAML would leave bare, and a reader might take for a number or for nothing."""
 
@@ -47,18 +49,27 @@ def apply_yaml(config: C, text: str) -> C:
     import yaml
 
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or getattr(event, "anchor", None):
-                raise ConfigError(
-                    f"{_place(event)}: tags (!), anchors (&) and aliases (*) have no meaning in a config file; "
-                    "quote the text if it starts with such a sign"
-                )
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except RecursionError:
-        raise ConfigError("the file is nested too deeply for a config") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"the file is not valid YAML: {' '.join(str(error).split())}") from None
     return apply_dict(config, {} if node is None else _plain(node))
+
+
+def _check_events(events: Iterable[yaml.Event]) -> None:
+    """Refuse what no config needs, before anything is built from it."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or getattr(event, "anchor", None):
+            raise ConfigError(
+                f"{_place(event)}: tags (!), anchors (&) and aliases (*) have no meaning in a config file; "
+                "quote the text if it starts with such a sign"
+            )
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ConfigError(f"{_place(event)}: the file is nested too deeply for a config")
 
 
 def _plain(node: yaml.Node) -> Any:

@@ -90,11 +90,12 @@ class DiffusionModel(nn.Module):
         parameter = next(self.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         x = cache.noise.initial(i, start, shape).to(parameter.device, dtype)
+        state = self.scheduler.begin()  # one history over all steps, whichever expert predicts them
         for step in self.scheduler.steps:
             k = self.expert_index(step.sigma)
             flow = self.experts[k].predict_flow(x, self._timestep(step.timestep, x), cache.experts[k], input)
             x = self.scheduler.transition(
-                x, flow, step, lambda step=step: cache.noise.step(i, step.index, start, shape)
+                x, flow, step, lambda step=step: cache.noise.step(i, step.index, start, shape), state
             )
         return self.transformer.postprocess_clean_latent(x, cache.experts[-1], input)
 

@@ -83,5 +83,5 @@ def _reader_left() -> bool:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-    except (AttributeError, OSError, ValueError):
-        return True
+    except (AttributeError, OSError, ValueError):  # no poll on this system, no stdout, or one that is no file
+        return False

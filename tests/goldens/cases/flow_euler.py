@@ -28,9 +28,9 @@ def run(golden: Golden) -> Iterator[tuple[str, Tensor]]:
 
 def trajectory(scheduler: Scheduler, x: Tensor, p: Tensor) -> Tensor:
     """``x`` and the sample after each step, stacked; ``p`` is the "prompt" of the model."""
-    samples = [x]
+    samples, state = [x], scheduler.begin()
     for step in scheduler.steps:
-        x = scheduler.transition(x, flow(x, step.timestep, p), step, no_draw)
+        x = scheduler.transition(x, flow(x, step.timestep, p), step, no_draw, state)
         samples.append(x)
     return torch.stack(samples)
 

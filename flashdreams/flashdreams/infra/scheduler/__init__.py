@@ -1,5 +1,15 @@
 """Samplers: a sigma table and a transition kernel each. This module names their configs and imports no torch."""
 
-from flashdreams.infra.scheduler.config import FewStepSchedulerConfig, FlowMatchEulerSchedulerConfig
+from flashdreams.infra.scheduler.config import (
+    DPMPPSchedulerConfig,
+    FewStepSchedulerConfig,
+    FlowMatchEulerSchedulerConfig,
+    UniPCSchedulerConfig,
+)
 
-__all__ = ["FewStepSchedulerConfig", "FlowMatchEulerSchedulerConfig"]
+__all__ = [
+    "DPMPPSchedulerConfig",
+    "FewStepSchedulerConfig",
+    "FlowMatchEulerSchedulerConfig",
+    "UniPCSchedulerConfig",
+]

@@ -32,6 +32,34 @@ class FlowMatchEulerSchedulerConfig(SchedulerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UniPCSchedulerConfig(SchedulerConfig):
+    """Second-order predictor-corrector (UniPC, "bh2") on clean estimates. The network is told whole timesteps."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.samplers:UniPCScheduler"
+    num_steps: int = 50
+    shift: float = 5.0
+    table: Literal["native", "diffusers"] = "native"
+    """``native``: Wan's own, from 0.999 before the shift. ``diffusers``: of its UniPCMultistepScheduler, from 1."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_shift(self.shift)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMPPSchedulerConfig(SchedulerConfig):
+    """DPM-Solver++(2M), midpoint, on clean estimates, with Wan's table. The network is told whole timesteps."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.samplers:DPMPPScheduler"
+    num_steps: int = 50
+    shift: float = 5.0
+
+    def validate(self) -> None:
+        super().validate()
+        check_shift(self.shift)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FewStepSchedulerConfig(SchedulerConfig):
     """Predict the clean latent, re-noise to the next level: the sampler of distilled models (Self-Forcing)."""
 

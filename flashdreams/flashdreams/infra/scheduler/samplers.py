@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from torch import Tensor
 from flashdreams.config import ConfigError
 from flashdreams.infra.scheduler import kernels, tables
 from flashdreams.infra.scheduler.config import (
+    DPMPPSchedulerConfig,
     FewStepSchedulerConfig,
     FlowMatchEulerSchedulerConfig,
     SchedulerConfig,
+    UniPCSchedulerConfig,
 )
+from flashdreams.infra.scheduler.multistep import SolverState, dpmpp_step, unipc_step
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,19 @@ class Scheduler:
         """What the network is told, float32 ``[steps]``: ``1000 * sigma``."""
         return 1000 * self.sigmas(steps)[:-1]
 
-    def transition(self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor]) -> Tensor:
-        """Next sample, of ``x``'s shape; ``draw`` gives fresh standard noise where the kernel needs it."""
+    def begin(self) -> Any:
+        """State of a kernel that looks back over the steps of one chunk; made before the first. Most have none."""
+        return None
+
+    def transition(
+        self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None
+    ) -> Tensor:
+        """Next sample, of ``x``'s shape.
+
+        Args:
+            draw: gives fresh standard noise where the kernel needs it.
+            state: of this chunk, from :meth:`begin`.
+        """
         return kernels.transition(x, flow, step.sigma, step.sigma_next, step.eta, draw)
 
     def add_noise(self, clean: Tensor, noise: Tensor, sigma: float) -> Tensor:
@@ -57,8 +72,9 @@ class Scheduler:
         self, x: Tensor, predict_flow: Callable[[Tensor, Step], Tensor], draw: Callable[[Step], Tensor]
     ) -> Tensor:
         """Run all steps from noise ``x``; ``predict_flow(x, step)`` is the model, ``draw(step)`` fresh noise."""
+        state = self.begin()
         for step in self.steps:
-            x = self.transition(x, predict_flow(x, step), step, lambda step=step: draw(step))
+            x = self.transition(x, predict_flow(x, step), step, lambda step=step: draw(step), state)
         return x
 
     def _steps(self, count: int) -> tuple[Step, ...]:
@@ -101,3 +117,52 @@ class FewStepScheduler(Scheduler):
         if self.config.warp:
             return super().timesteps(steps)
         return torch.tensor(self.config.denoising_steps, dtype=torch.float32)
+
+
+class MultistepScheduler(Scheduler):
+    """A deterministic solver with a history, on a published table whose timesteps are cut off to whole numbers."""
+
+    kernel: Callable[[Tensor, Tensor, float, float, SolverState], Tensor]
+
+    def begin(self) -> SolverState:
+        return SolverState()
+
+    def levels(self, steps: int) -> list[float]:
+        """The table in float64, with its final 0."""
+        raise NotImplementedError(type(self).__name__)
+
+    def sigmas(self, steps: int) -> Tensor:
+        return torch.tensor(self.levels(steps), dtype=torch.float64).float()
+
+    def timesteps(self, steps: int) -> Tensor:
+        """``1000 * sigma``, from the table before it is rounded to float32, cut off to whole numbers."""
+        return (1000 * torch.tensor(self.levels(steps)[:-1], dtype=torch.float64)).trunc().float()
+
+    def transition(
+        self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: SolverState | None = None
+    ) -> Tensor:
+        if state is None:
+            raise ValueError(f"{type(self).__name__} looks back over a chunk's steps; give it the state of begin()")
+        clean = kernels.clean_estimate(x, flow, step.sigma)
+        return type(self).kernel(x, clean, step.sigma, step.sigma_next, state)
+
+
+class UniPCScheduler(MultistepScheduler):
+    """UniPC of order 2."""
+
+    config: UniPCSchedulerConfig
+    kernel = staticmethod(unipc_step)
+
+    def levels(self, steps: int) -> list[float]:
+        table = tables.native_unipc if self.config.table == "native" else tables.diffusers_unipc
+        return table(steps, self.config.shift)
+
+
+class DPMPPScheduler(MultistepScheduler):
+    """DPM-Solver++(2M)."""
+
+    config: DPMPPSchedulerConfig
+    kernel = staticmethod(dpmpp_step)
+
+    def levels(self, steps: int) -> list[float]:
+        return tables.native_dpmpp(steps, self.config.shift)

@@ -15,6 +15,24 @@ def linear(steps: int, shift: float) -> list[float]:
     return [shifted(1 - i / steps, shift) for i in range(steps)] + [0.0]
 
 
+def native_unipc(steps: int, shift: float) -> list[float]:
+    """Wan's FlowUniPCMultistepScheduler: from 0.999 (as float32) down, shifted, and a final 0."""
+    levels = np.linspace(float(np.float32(0.999)), 0, steps + 1)[:-1].tolist()
+    return [shifted(u, shift) for u in levels] + [0.0]
+
+
+def native_dpmpp(steps: int, shift: float) -> list[float]:
+    """Wan's FlowDPMSolverMultistepScheduler: the levels of :func:`linear`, summed up in its own order."""
+    return [shifted(u, shift) for u in np.linspace(1, 0, steps + 1)[:-1].tolist()] + [0.0]
+
+
+def diffusers_unipc(steps: int, shift: float) -> list[float]:
+    """diffusers' UniPCMultistepScheduler with flow sigmas: towards 1/1000, shifted, kept below 1, and a final 0."""
+    levels = [shifted(u, shift) for u in np.linspace(1, 1 / 1000, steps + 1)[:-1].tolist()]
+    first = levels[0] - 1e-6 if abs(levels[0] - 1) < 1e-6 else levels[0]
+    return [first, *levels[1:], 0.0]
+
+
 def diffusers_euler(steps: int, shift: float) -> list[float]:
     """The table of diffusers' FlowMatchEulerDiscreteScheduler, and a final 0."""
     lowest = float(np.float32(shifted(0.001, shift)))

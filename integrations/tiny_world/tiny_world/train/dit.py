@@ -35,9 +35,9 @@ class Group:
         return self.count * sum(self.weights)
 
 
-BEGIN = Group("short", 24, Packing(1, (0, 0, 1, 1, 1)), True, (1.0, 1.0, 1.5, 1.5, 1.5))
-EARLY = Group("long", 6, Packing(5, (0, 1, 1, 1, 2, 3, 4, 5)), True, (1.0, 1.5, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0))
-STEADY = Group("long", 6, Packing(5, (1, 2, 3, 4, 5, 5, 5, 5)), False, (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
+BEGIN = Group("short", 16, Packing(1, (0, 0, 1, 1, 1)), True, (1.0, 1.0, 1.5, 1.5, 1.5))
+EARLY = Group("long", 4, Packing(5, (0, 1, 1, 1, 2, 3, 4, 5)), True, (1.0, 1.5, 1.5, 1.5, 1.0, 1.0, 1.0, 1.0))
+STEADY = Group("long", 4, Packing(5, (1, 2, 3, 4, 5, 5, 5, 5)), False, (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class FlowPlan:
 
 
 POLISH = FlowPlan(
-    groups=(replace(BEGIN, count=36), EARLY, replace(STEADY, count=4)),
+    groups=(replace(BEGIN, count=24), EARLY, replace(STEADY, count=2)),
     muon_lr=1.2e-3, adamw_lr=8e-4, flat=0.2, resample_from=0.0,
 )  # fmt: skip
 PLANS = {"base": FlowPlan(), "polish": POLISH}
