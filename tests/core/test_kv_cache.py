@@ -78,11 +78,11 @@ class RingCache:
 @st.composite
 def rollouts(draw: st.DrawFn):
     sink, ring = draw(st.integers(0, 4)), draw(st.integers(1, 5))
-    sizes = draw(st.lists(st.integers(1, ring), min_size=1, max_size=12))
+    sizes = draw(st.lists(st.integers(1, ring), min_size=1, max_size=8))
     return sink, ring, sizes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rollout=rollouts(),
     grid=st.tuples(st.integers(1, 2), st.integers(1, 3)),

@@ -27,7 +27,7 @@ DIT = (
     "blocks.1.ffn.0.weight",
     "head.head.weight",
 )
-VAE = ("encoder.downsamples.5.time_conv.weight", "decoder.upsamples.3.time_conv.weight")
+VAE = ("encoder.downsamples.5.time_conv.weight", "decoder.upsamples.3.resample.1.weight")
 
 
 def keys_to_perturb(path: Path) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def test_table_falls_to_zero_and_a_constant_field_is_exact(solver, steps, shift)
 
 
 @pytest.mark.parametrize("solver", MULTISTEP)
-@pytest.mark.parametrize(("steps", "shift"), list(itertools.product(STEPS, (min(SHIFTS), 1.0, max(SHIFTS)))))
+@pytest.mark.parametrize(("steps", "shift"), list(itertools.product((1, 2, 3, 51, 1000), (1e-3, 1.0, 100.0))))
 def test_multistep_solvers_stay_finite_on_a_field_that_changes_and_are_told_whole_timesteps(solver, steps, shift):
     scheduler = SOLVERS[solver](steps, shift).setup()
     told = scheduler.timesteps(steps)
@@ -83,9 +83,9 @@ def test_multistep_kernels_start_from_sigma_one(kernel):
     assert torch.equal(x, clean), "the last step, to 0, is of first order"
 
 
-@pytest.mark.parametrize(("solver", "order"), zip(MULTISTEP, (3, 3, 2)))
+@pytest.mark.parametrize(("solver", "order"), list(zip(MULTISTEP, (3, 3, 2))))
 def test_multistep_solvers_reach_their_order(solver, order):
-    """Halving the steps of ``x' = flow(x, sigma)`` divides the error by 2**order; the corrector adds one to it."""
+    """Halving the steps of ``x' = flow(x, sigma)`` divides the error by 2**order or more; the corrector adds one to it."""
 
     def error(steps):
         scheduler = SOLVERS[solver](steps, 1.0).setup()
@@ -95,7 +95,7 @@ def test_multistep_solvers_reach_their_order(solver, order):
         exact = math.exp((math.sin(3 * last.sigma) - math.sin(3 * scheduler.steps[0].sigma)) / 3)
         return abs(x.item() - exact)
 
-    assert order - 0.5 < math.log2(error(40) / error(80)) < order + 0.5
+    assert math.log2(error(40) / error(80)) > order - 0.5
 
 
 @pytest.mark.parametrize("solver", MULTISTEP)

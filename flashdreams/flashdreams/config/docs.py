@@ -1,4 +1,4 @@
-"""The documentation of config fields: the string under each. No torch here."""
+"""The documentation of config classes and of their fields. No torch here."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ def field_docs(cls: type) -> dict[str, str]:
                 if isinstance(doc, ast.Constant) and isinstance(doc.value, str):
                     docs[statement.target.id] = " ".join(doc.value.replace("``", "").split())
     return docs
+
+
+def class_doc(cls: type) -> str:
+    """First sentence of the docstring of ``cls``; ``""`` if it is the one that dataclasses make."""
+    doc = " ".join((cls.__doc__ or "").replace("``", "").split())
+    return "" if doc.startswith(f"{cls.__name__}(") else doc.split(". ")[0]

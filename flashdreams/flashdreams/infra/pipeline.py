@@ -43,7 +43,7 @@ class StreamInferencePipeline(nn.Module):
             parts[f"transformer.{i}"] = expert
         return {name: part.checkpoint_digest for name, part in parts.items() if part is not None}
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str], negative_prompt: str | None = None) -> Any:
         """Conditions of a batch of prompts, with the negative prompt's where guidance needs it."""
         if self.text_encoder is None:
@@ -56,7 +56,7 @@ class StreamInferencePipeline(nn.Module):
             slots["negative_text"] = self.text_encoder.encode([negative] * len(prompts))
         return self.diffusion_model.transformer.conditions_type.from_dict(slots)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode_image(self, image: Tensor) -> Tensor:
         """Latent ``[B, C, 1, h, w]`` of a first frame ``[B, 3, H, W]`` in [-1, 1]."""
         if not isinstance(self.decoder, VideoCodec):
@@ -64,7 +64,7 @@ class StreamInferencePipeline(nn.Module):
         video = image[:, :, None].to(self.device, getattr(torch, self.decoder.config.dtype))
         return self.decoder.encode(video, self.decoder.initialize_cache()).float()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def initialize_cache(
         self,
         prompts: Sequence[str] = (),
@@ -117,25 +117,25 @@ class StreamInferencePipeline(nn.Module):
             recent=self.diffusion_model.recent(),
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
         """Video ``[B, 3, frames, H, W]`` in [-1, 1] of the next chunk (its latent, if there is no decoder)."""
         latent = self.diffusion_model.generate(autoregressive_index, cache, input)
         return self.decode(latent, cache)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def finalize(self, autoregressive_index: int, cache: PipelineCache) -> None:
         """Commit the chunk to the context. Belongs to the gap between chunks, after its frames are handed out."""
         self.diffusion_model.finalize(autoregressive_index, cache)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, latent: Tensor, cache: PipelineCache) -> Tensor:
         """Pixels of the chunk that follows the last decoded one."""
         if self.decoder is None:
             return latent
         return self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), cache.decoder)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode_controls(self, controls: Sequence[Sequence[Any]], chunk: int, cache: PipelineCache) -> Any:
         """The chunk's ``input`` from one control per pixel frame, for each sample."""
         return None if self.encoder is None else self.encoder.encode(controls, *cache.layout.plan.span(chunk), cache.encoder)

@@ -87,7 +87,7 @@ class Rollout(Iterator[Chunk]):
         with self._timed(timings, "dit"):
             controls = self._controls(self.frame, self.frame + frames, cache.layout.batch)
             input = self.pipeline.encode_controls(controls, index, cache)
-            with torch.inference_mode():
+            with torch.no_grad():
                 latent = self.pipeline.diffusion_model.generate(index, cache, input)
         with self._timed(timings, "decode"):
             pixels = to_uint8(self.pipeline.decode(latent, cache))
@@ -106,7 +106,7 @@ class Rollout(Iterator[Chunk]):
         self.flush()
         prompts = [prompt] * self.cache.layout.batch if isinstance(prompt, str) else list(prompt)
         conditions = self.pipeline.encode_prompts(prompts, negative_prompt)
-        with torch.inference_mode():
+        with torch.no_grad():
             self.pipeline.diffusion_model.set_conditions(self.cache, conditions)
 
     def set_control(self, control: Any) -> None:

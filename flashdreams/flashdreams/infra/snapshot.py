@@ -145,7 +145,7 @@ def _restore(template: Any, state: Any, tensors: dict[str, Tensor], device: torc
     if kind == "tensor":
         saved = tensors[content].to(device)
         if isinstance(template, Tensor) and template.shape == saved.shape and template.dtype == saved.dtype:
-            return template.copy_(saved) if not template.is_inference() else _inference_copy(template, saved)
+            return template.copy_(saved)
         return saved
     if kind == "dict":
         old = template if isinstance(template, dict) else {}
@@ -160,11 +160,6 @@ def _restore(template: Any, state: Any, tensors: dict[str, Tensor], device: torc
                 setattr(template, name, _restore(getattr(template, name), item, tensors, device))
         return template
     return template if kind == "fixed" else content
-
-
-@torch.inference_mode()
-def _inference_copy(template: Tensor, saved: Tensor) -> Tensor:
-    return template.copy_(saved)
 
 
 def _compression(pipeline: StreamInferencePipeline) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-from flashdreams.config.docs import field_docs
+from flashdreams.config.docs import class_doc, field_docs
 from flashdreams.config.fields import field_types, holds_configs, is_config, join, members, must_be_finite
 
 _HIDDEN = ("runner_name", "description", "default_num_frames", "pipeline.name")
@@ -61,7 +61,7 @@ class FlagGroup:
 def flags_of(config: Any, path: str = "", doc: str = "") -> FlagGroup:
     """The flags of a config tree. A field that holds no config now, and could hold only one, has none."""
     docs = field_docs(type(config))
-    group = FlagGroup(path, doc or " ".join((type(config).__doc__ or "").split()))
+    group = FlagGroup(path, doc or class_doc(type(config)))
     for name, annotation in field_types(type(config)).items():
         value, where = getattr(config, name), join(path, name)
         if where in _HIDDEN:

@@ -6,6 +6,7 @@ Layout of a file: 8 bytes, little-endian length ``n``; ``n`` bytes of JSON; the 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -99,8 +100,7 @@ def parse_header(data: bytes, size: int, name: str) -> Header:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"its header has the key {_show(twice)} twice")
     for key in result:
         key.encode()  # a lone surrogate is no text and would fail later, in a message

@@ -1,132 +1,147 @@
-"""Strict loading of one safetensors file into a module that may stand on the meta device."""
+"""Streaming, strict loading: names and shapes are matched first, then tensors are read, cast and placed one by one."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib.resources
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-StateDict = Mapping[str, Tensor]
-
-
-class CheckpointError(ValueError):
-    """The file cannot be read, or does not fit the module. The message says how, and what to do."""
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What was loaded: the file, the sha256 of its bytes, and the keys it lacked by permission."""
-
-    path: Path
-    digest: str
-    tensors: int
-    missing: tuple[str, ...] = ()
-
-
-def resolve_path(source: str) -> Path:
-    """The local file that ``source`` names: a path, or ``package://<package>/<file>`` inside an installed package."""
-    scheme = "package://"
-    if not source.startswith(scheme):
-        return Path(source).expanduser()
-    package, _, name = source.removeprefix(scheme).partition("/")
-    return Path(str(importlib.resources.files(package).joinpath(name)))
-
-
-@contextmanager
-def open_checkpoint(path: Path) -> Iterator[Any]:
-    """The open safetensors file.
-
-    Raises:
-        CheckpointError: the file is absent, empty, truncated, or not safetensors.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}; give the path of a .safetensors file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}); "
-            "download it again, or convert it to safetensors"
-        ) from None
-
-
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, memory-mapped."""
-    with open_checkpoint(path) as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-
-
-def read_header(path: Path) -> dict[str, list[int]]:
-    """Shapes by key, from the header alone; the header also proves that the file is whole."""
-    with open_checkpoint(path) as file:
-        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 (not a mapping)
+from flashdreams.core.checkpoint.errors import CheckpointError
+from flashdreams.core.checkpoint.opened import Checkpoint, open_checkpoint
+from flashdreams.core.checkpoint.plan import Planner, Step, Transform, plan_steps
+from flashdreams.core.checkpoint.report import LoadReport, Match, compare
+from flashdreams.core.checkpoint.room import check_room
+from flashdreams.core.checkpoint.sources import RandomSource, parse_source
+from flashdreams.core.checkpoint.synthetic import random_tensor
+from flashdreams.core.checkpoint.values import check_finite
+from flashdreams.core.notices import say_once
 
 
 def load_checkpoint(
     module: nn.Module,
     source: str,
     *,
-    transform: Callable[[StateDict], StateDict] | None = None,
+    transform: Transform | Planner | None = None,
     allow_missing: Iterable[str] = (),
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> LoadReport:
-    """Load ``source`` into ``module``, every key matched, as ``dtype`` on ``device``.
+    """Load ``source`` into ``module``, every key matched, floating-point tensors as ``dtype``, all on ``device``.
+
+    The module should stand on the meta device (see :func:`meta.parameters_on_meta`): then the peak memory is that of
+    the model and its largest tensor. Tensors that need no change and stay on the CPU are the pages of the file
+    themselves. On any error the module is as it was before. A ``transform`` that is a key map works tensor by tensor; a
+    plain function that computes new tensors makes all of those at once.
 
     Args:
-        transform: maps the file's state dict to the module's own keys.
-        allow_missing: exact keys the file may lack; they keep their initialisation, or are zero if on meta.
+        source: see :func:`sources.parse_source`.
+        transform: maps the file's state dict to the module's own keys; it is tried on meta tensors first.
+        allow_missing: keys the file may lack (``*``: a layer's number); they keep their initialisation, or are zero if
+            on meta.
+
+    Raises:
+        CheckpointError: it cannot be read, does not fit, or holds what no weights can be; the message says what to do.
     """
-    path = resolve_path(source)
-    state: StateDict = read_state_dict(path)
-    if transform is not None:
-        state = transform(state)
+    device = torch.device(device)
     wanted = module.state_dict()
-    problems, absent = _compare(wanted, state, frozenset(allow_missing))
-    if problems:
-        raise CheckpointError(
-            f"{path} does not fit {type(module).__name__} ({len(wanted)} tensors):\n  " + "\n  ".join(problems)
+    parsed = parse_source(source)
+    if isinstance(parsed, RandomSource):
+        check_room(_bytes(wanted.values(), dtype), device, source)
+        drawn = {}
+        for key, value in wanted.items():
+            drawn[key] = random_tensor(key, value.shape, _cast_to(value, dtype), parsed.seed).to(device)
+        module.load_state_dict(drawn, strict=True, assign=True)
+        return LoadReport(source, (), len(drawn))
+    checkpoint = open_checkpoint(source)
+    steps = plan_steps(checkpoint.meta(), transform)
+    match = compare(wanted, {step.target: step.meta for step in steps}, allow_missing, dtype)
+    if not match.ok:
+        raise CheckpointError(_misfit(source, type(module).__name__, match))
+    copied = [step.meta for step in steps if device.type != "cpu" or _cast_to(step.meta, dtype) != step.meta.dtype]
+    check_room(_bytes(copied, dtype), device, source)
+    checkpoint.fetch()
+    for notice in checkpoint.notices:
+        say_once(notice)
+    if match.allowed:
+        say_once(f"{source} lacks {', '.join(match.allowed)}, as the model's config allows")
+    ready: dict[str, Tensor] = {}
+    try:
+        function = None if isinstance(transform, Planner) else transform
+        _read(checkpoint, steps, function, dtype, device, ready)
+        for key in match.allowed:
+            value = torch.zeros(wanted[key].shape) if wanted[key].is_meta else wanted[key]
+            ready[key] = value.to(device, _cast_to(wanted[key], dtype))
+        module.load_state_dict(ready, strict=True, assign=True)
+    except BaseException:
+        ready.clear()  # the traceback holds this frame; the memory must not wait for it
+        raise
+    return LoadReport(source, tuple(checkpoint.files), len(steps), match.allowed, tuple(checkpoint.notices))
+
+
+def match_checkpoint(
+    module: nn.Module,
+    source: str | Path,
+    *,
+    transform: Transform | Planner | None = None,
+    allow_missing: Iterable[str] = (),
+    dtype: torch.dtype = torch.float32,
+) -> Match:
+    """What :func:`load_checkpoint` would find, from headers alone: no weight is read or downloaded."""
+    steps = plan_steps(open_checkpoint(source).meta(), transform)
+    return compare(module.state_dict(), {step.target: step.meta for step in steps}, allow_missing, dtype)
+
+
+def read_header(source: str | Path) -> dict[str, list[int]]:
+    """Shapes by key, from headers alone; this also proves that the files are whole."""
+    return {key: list(info.shape) for key, info in open_checkpoint(source).tensors.items()}
+
+
+def _read(
+    checkpoint: Checkpoint,
+    steps: list[Step],
+    function: Transform | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    ready: dict[str, Tensor],
+) -> None:
+    """Fill ``ready``, one tensor after the other."""
+    made: dict[str, Tensor] = {}
+    if function is not None and any(not step.sources for step in steps):
+        result = function({key: checkpoint.lazily(key) for key in checkpoint.where})
+        made = {step.target: result[step.target] for step in steps if not step.sources}
+    last = {key: step.target for step in steps for key in step.sources}
+    alive: list[bool] = []
+    for step in steps:
+        stored = [checkpoint.read(key) for key in step.sources]
+        value = made.pop(step.target) if not stored else step.operation(*stored) if step.operation else stored[0]
+        placed = value.to(device, _cast_to(value, dtype)).contiguous()
+        if placed.is_floating_point() and placed.numel():
+            alive.append(check_finite(placed, step.target, checkpoint.source, value.dtype))
+        ready[step.target] = placed.detach()
+        place = placed.untyped_storage().data_ptr()
+        copied = all(place != tensor.untyped_storage().data_ptr() for tensor in stored)
+        for key in step.sources:
+            if copied and last[key] == step.target:
+                checkpoint.release(key)
+    if alive and not any(alive):
+        say_once(f"every weight of {checkpoint.source} is zero; the result will be empty: is it the right state dict?")
+
+
+def _cast_to(value: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if value.is_floating_point() else value.dtype
+
+
+def _bytes(tensors: Iterable[Tensor], dtype: torch.dtype) -> int:
+    return sum(tensor.numel() * _cast_to(tensor, dtype).itemsize for tensor in tensors)
+
+
+def _misfit(source: str, name: str, match: Match) -> str:
+    head = f"{source} does not fit {name}: {match.summary}"
+    if match.formats:
+        head += (
+            "; quantized weights need the scales they were made with, and this config asks for none: take the "
+            "checkpoint in bf16, fp16 or fp32"
         )
-    ready = {key: _cast(value, dtype, device) for key, value in state.items()}
-    for key in absent:
-        value = torch.zeros(wanted[key].shape) if wanted[key].is_meta else wanted[key]
-        ready[key] = _cast(value, dtype, device)
-    module.load_state_dict(ready, strict=True, assign=True)
-    return LoadReport(path, file_digest(path), len(state), tuple(absent))
-
-
-def file_digest(path: Path) -> str:
-    """``sha256:<hex>`` of the file's bytes."""
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _cast(value: Tensor, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-
-
-def _compare(wanted: StateDict, given: StateDict, optional: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Problems, in words, and the keys that are absent by permission."""
-    missing = sorted(wanted.keys() - given.keys() - optional)
-    unexpected = sorted(given.keys() - wanted.keys())
-    problems = []
-    for key in missing[:5]:
-        near = difflib.get_close_matches(key, unexpected, n=3, cutoff=0.3)
-        problems.append(f"missing {key} {list(wanted[key].shape)}" + (f"; nearest: {', '.join(near)}" if near else ""))
-    problems += [f"unexpected {key} {list(given[key].shape)}" for key in unexpected[:5]]
-    shared = sorted(wanted.keys() & given.keys())
-    wrong = [key for key in shared if wanted[key].shape != given[key].shape]
-    problems += [f"{key} is {list(given[key].shape)}, expected {list(wanted[key].shape)}" for key in wrong[:5]]
-    if problems:
-        problems.append(f"in all {len(missing)} missing, {len(unexpected)} unexpected, {len(wrong)} of another shape")
-    return problems, sorted(optional & (wanted.keys() - given.keys()))
+    return head + "\n  " + "\n  ".join(match.lines())

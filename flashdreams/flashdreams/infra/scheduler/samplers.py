@@ -53,9 +53,7 @@ class Scheduler:
         """State of a kernel that looks back over the steps of one chunk; made before the first. Most have none."""
         return None
 
-    def transition(
-        self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None
-    ) -> Tensor:
+    def transition(self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None) -> Tensor:
         """Next sample, of ``x``'s shape.
 
         Args:

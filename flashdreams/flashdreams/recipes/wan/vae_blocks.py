@@ -52,7 +52,7 @@ class CausalConv3d(nn.Conv3d):
         self.path = ""
         self.past = kernel[0] - 1
 
-    def forward(self, x: Tensor, states: States) -> Tensor:  # ty: ignore[incompatible-method-override]
+    def forward(self, x: Tensor, states: States) -> Tensor:
         if self.past:
             frames = x.shape[2]
             if self.path in states:
@@ -71,7 +71,7 @@ class StridedTimeConv(nn.Conv3d):
         super().__init__(dim, dim, (3, 1, 1), stride=(2, 1, 1))
         self.path = ""
 
-    def forward(self, x: Tensor, states: States) -> Tensor:  # ty: ignore[incompatible-method-override]
+    def forward(self, x: Tensor, states: States) -> Tensor:
         last = states.get(self.path)
         states[self.path] = x[:, :, -1:].clone()
         return x if last is None else super().forward(torch.cat((last, x), dim=2))

@@ -29,6 +29,7 @@ def export(out: Path, weights: Path, stage: str | None = None) -> dict[str, int]
     for name, state in states.items():
         path = weights / FILES[name]
         save_file({k: v.half().contiguous() for k, v in state.items()}, path, metadata={"format": "pt", "stage": stage})
+        path.chmod(0o644)
         report[f"{name}_parameters"] = sum(v.numel() for v in state.values())
         report[f"{name}_bytes"] = path.stat().st_size
     return report
