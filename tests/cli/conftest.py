@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -33,6 +34,7 @@ def fake(slug):
     return FakeRunnerConfig(runner_name=slug, description=f"The fake called {slug}.", pipeline=pipeline)
 '''
 MODEL = """
+import json
 from flashdreams.config import ConfigError
 from flashdreams.infra.errors import UserError
 
@@ -55,6 +57,8 @@ class FakeRunner:
                 raise KeyboardInterrupt
         finally:
             self.config.output.write_text(repr(self.config))
+        record = {"slug": "fake", "config": {}, "seed": 0, "checkpoint": {"part": "sha256:new"}}
+        self.config.output.with_suffix(".json").write_text(json.dumps(record))
         return self.config.output
 """
 
@@ -137,7 +141,7 @@ def elsewhere(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     def call(*words: str | Path, program=run_program) -> Result:
         monkeypatch.setenv(ENV_VAR, plugins.variable)
-        monkeypatch.setenv("PYTHONPATH", str(plugins.folder))
+        monkeypatch.setenv("PYTHONPATH", str(plugins.folder), prepend=os.pathsep)
         code = f"import sys; from {program.__name__} import main; code = main(); {ending}"
         done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True)
         return Result(done.returncode, done.stdout, done.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(here, act):
 )
 def test_a_reader_that_leaves_is_no_error(plugins, monkeypatch, words):
     monkeypatch.setenv(ENV_VAR, plugins.variable)
-    monkeypatch.setenv("PYTHONPATH", str(plugins.folder))
+    monkeypatch.setenv("PYTHONPATH", str(plugins.folder), prepend=os.pathsep)
     command = [sys.executable, "-m", "flashdreams.scripts.main", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
@@ -104,6 +105,9 @@ class TestMistakes:
     def test_b10_a_seed_of_a_file_is_held_to_the_same_range(self, here, seed):
         Path("c.yaml").write_text(f"seed: {seed}")
         refused(here("fake", "--config", "c.yaml", "--no-instantiate"), "seed is ")
+
+    def test_words_that_are_no_text(self, here):
+        refused(here("fake", "--prompt", "\udcff"), "not valid UTF-8")
 
     def test_a_config_that_does_not_hold_together(self, here):
         refused(here("fake", "--pipeline.diffusion-model.transformer.len-t", "0", "--no-instantiate"), "len_t=0")
@@ -152,6 +156,15 @@ class TestConfigFile:
         refused(here("fake", "--config", "c.yaml"), "--config c.yaml: ")
         assert [path.name for path in Path().iterdir()] == ["c.yaml"]
 
+    def test_text_beyond_ascii_is_utf_8_whatever_the_terminal_speaks(self, plugins, monkeypatch):
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+        monkeypatch.setenv(ENV_VAR, plugins.variable)
+        monkeypatch.setenv("PYTHONPATH", str(plugins.folder), prepend=os.pathsep)
+        command = [sys.executable, "-m", "flashdreams.scripts.run", "fake", "--prompt", "ein Vögelchen 鳥"]
+        done = subprocess.run([*command, "--no-instantiate"], capture_output=True, check=True)
+        assert "prompt: ein Vögelchen 鳥\n" in done.stdout.decode()
+        assert subprocess.run([*command, "--help"], capture_output=True).returncode == 0
+
     def test_a_file_of_another_runner(self, here, plugins):
         plugins.add("other")
         Path("c.yaml").write_text(here("other", "--no-instantiate").out)
@@ -190,6 +203,18 @@ class TestReplay:
     def test_flags_go_before_the_record(self, here, record):
         text = here("fake", "--replay", record(), "--output", "b.mp4", "--seed", "1", "--no-instantiate").out
         assert "\noutput: b.mp4\n" in text and "\nseed: 1\n" in text
+
+    def test_what_differs_from_the_recorded_run_is_said(self, here, record):
+        from flashdreams.infra.record import environment
+
+        now = environment("cpu") | {"torch": "0.1"}
+        config = to_dict(get_runner("fake")) if record() else {}
+        result = here("fake", "--replay", record(config=config | {"device": "cpu"}, environment=now))
+        assert result.code == 0 and Path("runs/a-replay.mp4").exists()
+        first, second = result.err.splitlines()
+        assert first.startswith("warning: this is not the run of runs/a.json") and "; torch: was 0.1, is " in first
+        assert first.count(": was ") == 1
+        assert second.endswith("; part: was not recorded, is sha256:new")
 
     @pytest.mark.parametrize(
         "text",

@@ -122,3 +122,16 @@ def test_unknown_slug_names_the_nearest(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["flashdreams-run", "templat"])
     assert main() == 2
     assert "'template'" in capsys.readouterr().err
+
+
+def test_a_file_cannot_choose_code_but_may_repeat_what_the_flags_name(refused, tmp_path, monkeypatch, capsys):
+    (tmp_path / "c.yaml").write_text("ckpt_transform: os:system\n")
+    assert "a file cannot choose code" in refused("--config", tmp_path / "c.yaml")
+    inner = "pipeline: {diffusion_model: {transformer: {state_dict_transform: 'os:system'}}}"
+    (tmp_path / "c.yaml").write_text(inner)
+    assert "a file cannot choose code" in refused("--config", tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text("ckpt_transform: a.b:c\nnum_chunk: 3\n")
+    words = ["template", "--config", str(tmp_path / "c.yaml"), "--ckpt-transform", "a.b:c", "--no-instantiate"]
+    monkeypatch.setattr("sys.argv", ["flashdreams-run", *words])
+    assert main() == 0
+    assert "num_chunk: 3" in capsys.readouterr().out

@@ -18,7 +18,8 @@ from run import evaluate, main
 pytestmark = pytest.mark.ci_cpu
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.safetensors"))
-DIT = (
+PLACES = (
+    # DiT
     "patch_embedding.weight",
     "time_embedding.0.weight",
     "text_embedding.2.weight",
@@ -26,17 +27,34 @@ DIT = (
     "blocks.1.cross_attn.v.weight",
     "blocks.1.ffn.0.weight",
     "head.head.weight",
+    # VAE, 2.1 and 2.2
+    "encoder.downsamples.5.time_conv.weight",
+    "decoder.upsamples.3.resample.1.weight",
+    "encoder.downsamples.1.downsamples.2.time_conv.weight",
+    "decoder.upsamples.0.upsamples.3.resample.1.weight",
+    # TAEHV
+    "encoder.7.conv.weight",
+    "decoder.19.conv.weight",
+    # umT5
+    "blocks.0.attn.q.weight",
+    "blocks.1.attn.v.weight",
+    "blocks.1.ffn.gate.0.weight",
+    # CLIP
+    "transformer.0.attn.to_qkv.weight",
+    "transformer.0.mlp.2.weight",
 )
-VAE = ("encoder.downsamples.5.time_conv.weight", "decoder.upsamples.3.resample.1.weight")
+"""Weights between input and output, of each kind of model, that are changed to see whether it is noticed."""
 
 
 def keys_to_perturb(path: Path) -> tuple[str, ...]:
-    """A few weights between input and output; of a scheduler, which has none, its inputs."""
+    """Those of the places that the file's model has; of a scheduler, which has no weights, its inputs."""
     with safe_open(path, "pt") as file:
         weights = json.loads(file.metadata()["weights"])
         if not weights:
             return tuple(key[3:] for key in file.keys() if key.startswith("in."))
-    return DIT if DIT[0] in weights["model"]["shapes"] else VAE
+    keys = tuple(key for key in PLACES if key in next(iter(weights.values()))["shapes"])
+    assert keys, f"{path.stem} has none of the weights in PLACES; add some of its own"
+    return keys
 
 
 PERTURBATIONS = [(path, key) for path in FILES for key in keys_to_perturb(path)]
@@ -55,7 +73,7 @@ def test_numbers_are_those_of_the_original(path: Path):
 def test_a_single_changed_number_is_noticed(path: Path, key: str):
     """One element, of hundreds of thousands, moves by one standard deviation of its tensor."""
     golden = load(path)
-    tensor = golden.weights["model"][key] if golden.weights else golden.inputs[key]
+    tensor = next(iter(golden.weights.values()), golden.inputs)[key]
     tensor.view(-1)[tensor.numel() // 2] += tensor.std()
     assert evaluate(golden).problems
 

@@ -85,7 +85,7 @@ def test_multistep_kernels_start_from_sigma_one(kernel):
 
 @pytest.mark.parametrize(("solver", "order"), list(zip(MULTISTEP, (3, 3, 2))))
 def test_multistep_solvers_reach_their_order(solver, order):
-    """Halving the steps of ``x' = flow(x, sigma)`` divides the error by 2**order or more; the corrector adds one to it."""
+    """Halving the steps of ``x' = flow(x, sigma)`` divides the error by 2**order or more; a corrector adds to it."""
 
     def error(steps):
         scheduler = SOLVERS[solver](steps, 1.0).setup()

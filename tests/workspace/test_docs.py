@@ -1,4 +1,4 @@
-"""What the pages tell people to type exists, and the API pages miss no module."""
+"""What the pages tell people to type exists, and links between them lead somewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from flashdreams.plugins.registry import discover_runners
 pytestmark = pytest.mark.ci_cpu
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNTIME = ROOT / "flashdreams/flashdreams"
 PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/**/*.md"),
@@ -83,18 +82,6 @@ def test_a_command_of_the_pages_exists(page: str, words: list[str]) -> None:
         assert slug is None or slug in discover_runners()
         flags = set(re.findall(r"--[a-z-]+", help_of(slug)))
         assert {word for word in arguments if word.startswith("--")} <= flags | {"--help"}, f"{page}: {words}"
-
-
-def test_every_public_module_of_the_api_has_its_place_in_the_pages() -> None:
-    pages = "".join(path.read_text() for path in ROOT.glob("docs/api/*.md"))
-    listed = set(re.findall(r"automodule:: (\S+)", pages))
-    public = {
-        ".".join(path.relative_to(RUNTIME.parent).with_suffix("").parts)
-        for package in ("config", "plugins", "core", "infra", "recipes")
-        for path in (RUNTIME / package).rglob("*.py")
-        if not path.name.startswith("_")
-    }
-    assert listed - {"flashdreams"} == public
 
 
 @pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -162,6 +162,12 @@ def nonfinite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+@functools.cache
+def names_code(cls: type) -> frozenset[str]:
+    """Fields, marked by ``metadata={"names_code": True}``, whose value is a function that will be imported and run."""
+    return frozenset(field.name for field in dataclasses.fields(cls) if field.metadata.get("names_code"))
+
+
 def must_be_finite(cls: Any, name: str) -> bool:
     """Whether field ``name`` takes no infinity and no NaN: all but those whose own default is one."""
     return not any(nonfinite(field.default) for field in dataclasses.fields(cls) if field.name == name)

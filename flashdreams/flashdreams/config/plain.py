@@ -28,6 +28,7 @@ from flashdreams.config.fields import (
     join,
     members,
     must_be_finite,
+    names_code,
     nonfinite,
     shown,
     unknown_field,
@@ -104,6 +105,11 @@ def _patch(config: Any, tree: Any, path: str) -> dict[str, Any]:
             raise unknown_field(path, str(key), types)
         where = join(path, key)
         patch[key] = _field_value(getattr(config, key), value, types[key], where)
+        if key in names_code(type(config)) and patch[key] != getattr(config, key):
+            raise ConfigError(
+                f"{where} is {shown(value)}, a function to run; a file cannot choose code. "
+                "If you trust it, give the same value on the command line"
+            )
         _check_finite(type(config), key, patch[key], where)
     return patch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -31,7 +31,7 @@ class ModuleConfig(InstantiateConfig[T]):
     checkpoint_path: str | None = None
     """A local ``.safetensors`` file, or ``package://<package>/<file>`` for a file inside a Python package.
     ``None`` leaves the module at its random initialisation (tests, training)."""
-    state_dict_transform: str | None = None
+    state_dict_transform: str | None = field(default=None, metadata={"names_code": True})
     """``"module:function"`` that maps the checkpoint's state dict to the module's own keys."""
     allow_missing: tuple[str, ...] = ()
     """Exact keys that a checkpoint may lack (zero-initialised new heads only)."""
@@ -230,7 +230,7 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     """Number format of the transformer; the model's own if not given."""
     ckpt_path: str | None = None
     """Weights of the transformer, instead of the model's own."""
-    ckpt_transform: str | None = None
+    ckpt_transform: str | None = field(default=None, metadata={"names_code": True})
     """module:function that renames the keys of --ckpt-path."""
     preview: bool = False
     """Also write a contact sheet (PNG) of the frames."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import shutil
@@ -32,6 +33,8 @@ def guarded(command: Callable[[], int]) -> int:
                 show_other(message, category, *rest, **named)
 
         warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without Unicode is no reason to fail
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             code = command()
             if sys.stdout is not None:
@@ -48,6 +51,13 @@ def guarded(command: Callable[[], int]) -> int:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
             return PIPE_CLOSED
+
+
+def write_file(text: str) -> None:
+    """``text`` on stdout as the contents of a file: UTF-8, whatever the terminal speaks."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="strict")
+    sys.stdout.write(text)
 
 
 def warn(message: str) -> None:

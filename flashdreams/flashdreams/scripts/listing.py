@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from flashdreams.infra.errors import UserError
 from flashdreams.plugins.guard import without_torch
 from flashdreams.plugins.registry import PluginError, RunnerEntry, discover_runners
-from flashdreams.scripts.console import columns, warn
+from flashdreams.scripts.console import columns, warn, write_file
 
 USAGE = "usage: flashdreams list [--json]\n\nLists the installed runners, one a line; --json gives a list of objects."
 
@@ -57,8 +56,7 @@ def main(words: Sequence[str], program: str) -> int:
         raise UserError(f"{unknown[0]!r} means nothing to {program}; it takes --json or nothing")
     runners = listed_runners()
     if "--json" in words:
-        json.dump([_as_json(runner) for runner in runners], sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        write_file(json.dumps([_as_json(runner) for runner in runners], indent=2, ensure_ascii=False) + "\n")
     else:
         print(table(runners))
     return 0

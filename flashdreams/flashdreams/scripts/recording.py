@@ -47,23 +47,19 @@ def read_record(path: Path) -> RunRecord:
         record = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--replay {path} is no run record, since it is not valid JSON: {error}") from None
-    kinds = {"slug": str, "config": dict, "seed": int}
-    for key, kind in kinds.items():
-        value = record.get(key) if isinstance(record, dict) else None
-        if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(record, dict):
+        record = {}
+    for key, kind in {"slug": str, "config": dict, "seed": int}.items():
+        if not isinstance(record.get(key), kind):
             raise UserError(
                 f"--replay {path} is no run record: it has no {key!r} of the right kind; "
                 "give the .json that stands beside a video"
             )
-    rest = {
-        key: record[key] if isinstance(record.get(key), dict) else {}
-        for key in RunRecord.__annotations__
-        if key in _MAPS
-    }
-    return RunRecord(path, record["slug"], record["config"], record["seed"], **rest)
-
-
-_MAPS = ("environment", "checkpoint", "inputs")
+    rest = {key: record.get(key) for key in ("environment", "checkpoint", "inputs")}
+    return RunRecord(
+        path, record["slug"], record["config"], record["seed"],
+        **{key: value if isinstance(value, dict) else {} for key, value in rest.items()},
+    )  # fmt: skip
 
 
 def read_text(path: Path, flag: str) -> str:

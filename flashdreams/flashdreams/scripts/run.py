@@ -13,7 +13,7 @@ from flashdreams.infra.config import RunnerConfig
 from flashdreams.infra.errors import UserError
 from flashdreams.plugins.registry import get_runner
 from flashdreams.scripts.command_line import apply_flags, parse_seed, print_help
-from flashdreams.scripts.console import guarded, warn
+from flashdreams.scripts.console import guarded, warn, write_file
 from flashdreams.scripts.listing import listed_runners, table
 from flashdreams.scripts.recording import RunRecord, differences, read_record, read_text
 from flashdreams.scripts.usage import GENERAL_NAMES, general_help, runner_help
@@ -44,7 +44,9 @@ def run(words: Sequence[str], program: str) -> int:
     slug = line.slug or (record.slug if record else None)
     if slug is None:
         if line.flags or line.config or "--no-instantiate" in line.switches:
-            raise UserError(f"which runner? Put its name first: {program} <slug> {' '.join(words)}")
+            raise UserError(
+                f"which runner? Its name comes first: {program} <slug> [--flags]; {program} alone lists them"
+            )
         print(_overview(program))
         return 0
     config: RunnerConfig = get_runner(slug)
@@ -54,10 +56,12 @@ def run(words: Sequence[str], program: str) -> int:
     if "--help-all" in line.switches:
         print_help(config, f"{program} {slug}", f"{config.description}\n\n{general_help()}")
         return 0
-    config = apply_flags(_start(config, line.config, record), line.flags, known=GENERAL_NAMES)
+    config = apply_flags(config, line.flags, known=GENERAL_NAMES)
+    if line.config or record:  # it may repeat the functions that the flags name, and choose no others
+        config = apply_flags(_start(config, line.config, record), line.flags, known=GENERAL_NAMES)
     _check(config)
     if "--no-instantiate" in line.switches:
-        sys.stdout.write(to_yaml(config))
+        write_file(to_yaml(config))
         return 0
     return _run(config, record)
 
@@ -68,6 +72,8 @@ def _take_apart(words: Sequence[str]) -> Line:
     files: dict[str, Path] = {}
     rest = iter(words)
     for word in rest:
+        if not _is_text(word):
+            raise UserError(f"{word!r} is not valid UTF-8, which a run record could not hold")
         name, equals, value = word.partition("=")
         name = {"-h": "--help"}.get(name, name.replace("_", "-") if name.startswith("--") else name)
         if name in ("--help", "--help-all", "--no-instantiate") and not equals:
@@ -87,6 +93,14 @@ def _take_apart(words: Sequence[str]) -> Line:
         raise UserError("--config and --replay both say where to start from; give one of them")
     line.config, line.replay = files.get("--config"), files.get("--replay")
     return line
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # bytes that the shell passed on and Python could not decode
+        return False
+    return True
 
 
 def _overview(program: str) -> str:

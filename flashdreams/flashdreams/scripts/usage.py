@@ -67,7 +67,7 @@ def _text(flag: Flag) -> str:
 
 
 def _prefix(group: FlagGroup) -> str:
-    return f"--{group.path.replace('_', '-')}.…"
+    return f"--{group.path.replace('_', '-')}. ..."
 
 
 def _names(group: FlagGroup, common: Counter[str]) -> str:

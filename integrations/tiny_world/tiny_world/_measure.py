@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from flashdreams.infra.pipeline import StreamInferencePipeline
-from flashdreams.infra.rollout import Rollout
+from flashdreams.infra.rollout import Rollout, to_uint8
 from tiny_world._data import DIRECTION, HIGH, LOW, SPEED, Clips, render, sample_clips
 from tiny_world._vision import Reading, read_frame
 from tiny_world._words import ACTIONS, MOTIONS
@@ -99,10 +102,32 @@ def last_frames(
             between(rollout)
 
 
+def frames_at(
+    pipeline: StreamInferencePipeline, clips: Clips, num_chunk: int, marks: Sequence[int], seed: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Roll out under the clips' keys, decoding only where asked; yields ``(mark, last frames)`` after ``mark`` chunks.
+
+    A frame depends on its latent and the two before it (one per temporal block), so three latents decode it exactly.
+    """
+    cache = pipeline.initialize_cache(clips.captions, seed=seed)
+    recent: deque[Tensor] = deque(maxlen=3)
+    for i in range(num_chunk):
+        frames = slice(max(0, 4 * i - 3), 4 * i + 1)
+        controls = [[ACTIONS[a] for a in row[frames]] for row in clips.actions]
+        with torch.inference_mode():
+            recent.append(pipeline.diffusion_model.generate(i, cache, pipeline.encode_controls(controls, i, cache)))
+        pipeline.finalize(i, cache)
+        if i + 1 in marks:
+            with torch.inference_mode():
+                parts = [pipeline.decoder.decode(x, pipeline.decoder.initialize_cache())[:, :, -1:]
+                         for x in torch.cat(list(recent), dim=2).split(16)]  # fmt: skip
+            yield i + 1, to_uint8(torch.cat(parts))[:, 0].numpy()
+
+
 def first_frames(clips: Clips) -> Clips:
     """The same clips, one frame long."""
     one = {"actions": clips.actions[:, :1], "centres": clips.centres[:, :1]}
-    return Clips(clips.colour, clips.shape, clips.background, clips.striped, clips.motion, captions=clips.captions, **one)
+    return dataclasses.replace(clips, **one)
 
 
 def read_all(frames: np.ndarray) -> list[Reading]:
@@ -139,7 +164,7 @@ def score_motion(scores: Scores, name: str, clips: Clips, before: Sequence[Readi
 def score_actions(
     scores: Scores, name: str, held: np.ndarray, before: Sequence[Reading], after: Sequence[Reading]
 ) -> None:
-    """Does a chunk with one key held throughout (``held`` [n], -1: mixed) move that way? Half a chunk of room needed."""
+    """Does a chunk with one key held throughout (``held`` ``[n]``) move that way? Half a chunk of room is needed."""
     for i, action in enumerate(held):
         if action <= 0:
             continue
@@ -181,5 +206,4 @@ def held_keys(num_chunk: int, n: int, seed: int) -> np.ndarray:
 def prompts_with_keys(n: int, num_chunk: int, seed: int, split: str) -> Clips:
     """Clips of ``split`` whose actions are :func:`held_keys`."""
     clips = sample_clips(seed, n, 1, split)  # ty: ignore[invalid-argument-type]
-    return Clips(clips.colour, clips.shape, clips.background, clips.striped, clips.motion,
-                 held_keys(num_chunk, n, seed), clips.centres, clips.captions)  # fmt: skip
+    return dataclasses.replace(clips, actions=held_keys(num_chunk, n, seed))

@@ -64,7 +64,7 @@ class TinyWorldNetwork(WanNetwork):
 
     def condition(self, x: Tensor, time: Modulation, input: _Conditions) -> tuple[Tensor, Modulation]:
         action = self.action(input.actions)
-        batch, frames, dim = action.shape
+        batch, frames = action.shape[:2]
         x = (x.unflatten(1, (frames, -1)) + action[:, :, None]).flatten(1, 2)
         index = time.index.expand(batch, max(frames, time.index.shape[1]))
         added = (action + self.caption(input.caption)[:, None]).repeat_interleave(index.shape[1] // frames, dim=1)

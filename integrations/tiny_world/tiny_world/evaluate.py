@@ -17,6 +17,7 @@ from tiny_world._data import render, sample_clips
 from tiny_world._measure import (
     Scores,
     empty_context,
+    frames_at,
     last_frames,
     prompts_with_keys,
     read_all,
@@ -67,12 +68,12 @@ def measure_actions(
 def measure_long(pipeline: StreamInferencePipeline, scores: Scores, n: int, chunks: int, seed: int, split: str) -> None:
     """Content along a long rollout under random keys."""
     clips = prompts_with_keys(n, chunks, seed, split)
-    for i, frames in enumerate(last_frames(pipeline, clips, chunks, seed=seed, acted=True)):
-        if i + 1 in LONG_MARKS or i + 1 == chunks:
-            readings = read_all(frames)
-            score_content(scores, f"long, after {i + 1} chunks", clips, readings)
-            for reading in readings:
-                scores.note(f"long, after {i + 1} chunks: IoU", reading.iou)
+    marks = {mark for mark in LONG_MARKS if mark <= chunks} | {chunks}
+    for mark, frames in frames_at(pipeline, clips, chunks, sorted(marks), seed):
+        readings = read_all(frames)
+        score_content(scores, f"long, after {mark} chunks", clips, readings)
+        for reading in readings:
+            scores.note(f"long, after {mark} chunks: IoU", reading.iou)
 
 
 def measure_ceiling(pipeline: StreamInferencePipeline, scores: Scores, n: int, seed: int, split: str) -> None:

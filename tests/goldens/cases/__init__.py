@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from cases import few_step, flow_euler, multistep, self_forcing, wan_network, wan_vae
+from cases import clip, few_step, flow_euler, multistep, self_forcing, taehv, umt5, wan_network, wan_vae
 from golden import Golden
 
 Run = Callable[[Golden], Iterator[tuple[str, Tensor]]]
 
-CASES = (wan_network, wan_vae, self_forcing, few_step, flow_euler, multistep)
+CASES = (wan_network, wan_vae, self_forcing, few_step, flow_euler, multistep, taehv, umt5, clip)
 
 
 def find(golden: Golden) -> Run:

@@ -1,33 +1,28 @@
-"""Encode and decode of the Wan2.1 VAE, whole and streamed."""
+"""Encode and decode of the Wan2.1 and Wan2.2 VAEs, whole and streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdreams.recipes.wan.vae import WanVAE
-from flashdreams.recipes.wan.vae_config import WanVAEConfig
+from flashdreams.recipes.wan.vae_config import WanVAE22Config, WanVAEConfig
 from golden import Golden
 
 
 def matches(golden: Golden) -> bool:
-    return golden.repository.startswith("Wan-Video/") and golden.files == ("wan/modules/vae.py",)
+    return golden.repository.startswith("Wan-Video/") and golden.files in (
+        ("wan/modules/vae.py",),
+        ("wan/modules/vae2_2.py",),
+    )
 
 
 def run(golden: Golden) -> Iterator[tuple[str, Tensor]]:
-    config = golden.config
-    vae: WanVAE = WanVAEConfig(
-        dim=config["dim"],
-        z_dim=config["z_dim"],
-        dim_mult=tuple(config["dim_mult"]),
-        num_res_blocks=config["num_res_blocks"],
-        temporal_downsample=tuple(config["temperal_downsample"]),
-        latents_mean=tuple(config["latents_mean"]),
-        latents_std=tuple(config["latents_std"]),
-    ).setup()
+    vae: WanVAE = vae_config(golden.config).setup()
     vae.load_state_dict(golden.weights["model"])
     video, latents = golden.inputs["video"], golden.inputs["latents"]
     yield "latent_mean_normalised", vae.encode(video, vae.initialize_cache())
@@ -39,6 +34,22 @@ def run(golden: Golden) -> Iterator[tuple[str, Tensor]]:
     yield "latent_mean_normalised", torch.cat(streamed, dim=2)
     streamed = [vae.decode_unclamped(chunk, cache) for chunk in latents.split(groups, dim=2)]
     yield "decoded_unclamped", torch.cat(streamed, dim=2)
+
+
+def vae_config(published: dict[str, Any]) -> WanVAEConfig:
+    """Our config with the published values; only the 2.2 VAE has a ``dec_dim``."""
+    sizes = {
+        "dim": published["dim"],
+        "z_dim": published["z_dim"],
+        "dim_mult": tuple(published["dim_mult"]),
+        "num_res_blocks": published["num_res_blocks"],
+        "temporal_downsample": tuple(published["temperal_downsample"]),
+        "latents_mean": tuple(published["latents_mean"]),
+        "latents_std": tuple(published["latents_std"]),
+    }
+    if "dec_dim" in published:
+        return WanVAE22Config(**sizes, decoder_dim=published["dec_dim"])
+    return WanVAEConfig(**sizes)
 
 
 def ragged(total: int) -> list[int]:

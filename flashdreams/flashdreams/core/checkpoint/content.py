@@ -47,12 +47,12 @@ def kind_of(path: Path) -> Kind:
             f"{path} ({size} bytes) is a web page, not weights: {_text(first)}; the download was answered with a "
             "log-in or error page: log in, and take the file's download link"
         )
+    if first[8:9] == b"{" and b"\0" in first[:8]:  # before pickle, which a header of 128 bytes would look like
+        return "safetensors"
     if first.startswith(b"PK\x03\x04"):
         return "zip"
     if first[:1] == b"\x80" and first[1:2] <= b"\x05":
         return "pickle"
-    if first[8:9] == b"{" and b"\0" in first[:8]:
-        return "safetensors"
     if first.lstrip().startswith(b"{") and b"\0" not in first:
         return "index"
     if not first:

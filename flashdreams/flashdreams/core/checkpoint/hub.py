@@ -28,9 +28,10 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of one commit of a repository."""
+    """The files of a repository at a revision, which is this commit now."""
 
     repo: str
+    revision: str
     commit: str
     files: dict[str, RemoteFile]
 
@@ -56,7 +57,7 @@ def list_files(repo: str, revision: str) -> Listing | Path:
         file.rfilename: RemoteFile(file.size or 0, file.lfs.sha256 if file.lfs else None)
         for file in info.siblings or []
     }
-    return Listing(repo, info.sha or revision, files)
+    return Listing(repo, revision, info.sha or revision, files)
 
 
 def read_remote_header(listing: Listing, name: str) -> Header:
@@ -106,6 +107,10 @@ def download(listing: Listing, names: Iterable[str]) -> list[Path]:
         except Exception as error:  # as above
             raise explain(error, listing.repo, listing.commit, name) from None
         paths[name] = Path(found)
+    if listing.revision != listing.commit:  # so that the revision is found without a network too
+        reference = _store(folder, listing.repo) / "refs" / listing.revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(listing.commit)
     return [paths[name] for name in names]
 
 
@@ -119,13 +124,12 @@ def cache_folders() -> list[Path]:
 
 
 def _cached_copy(repo: str, revision: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-
     for folder in cache_folders():
-        try:
-            return Path(snapshot_download(repo, revision=revision, cache_dir=folder, local_files_only=True))
-        except (OSError, ValueError):
-            continue
+        reference = _store(folder, repo) / "refs" / revision
+        commit = reference.read_text().strip() if reference.is_file() else revision
+        copy = _store(folder, repo) / "snapshots" / commit
+        if copy.is_dir():
+            return copy
     return None
 
 
@@ -159,8 +163,8 @@ def _fetch(listing: Listing, name: str, folder: Path) -> None:
     are small ones.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers, is_xet_available
+    from huggingface_hub.file_download import http_get, is_xet_available
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
     file = listing.files[name]
     if file.sha256 is None:
@@ -197,12 +201,15 @@ def _fetch(listing: Listing, name: str, folder: Path) -> None:
             say_once(f"{listing.repo}/{name} arrived damaged; fetching it again")
 
 
-def _blob(folder: Path, listing: Listing, name: str) -> Path:
-    """Where the hub's library keeps the bytes of a file of weights."""
+def _store(folder: Path, repo: str) -> Path:
+    """Where the hub's library keeps a repository: bytes in ``blobs``, links to them by commit in ``snapshots``."""
     from huggingface_hub.file_download import repo_folder_name
 
-    store = repo_folder_name(repo_id=listing.repo, repo_type="model")
-    return folder / store / "blobs" / str(listing.files[name].sha256)
+    return folder / repo_folder_name(repo_id=repo, repo_type="model")
+
+
+def _blob(folder: Path, listing: Listing, name: str) -> Path:
+    return _store(folder, listing.repo) / "blobs" / str(listing.files[name].sha256)
 
 
 def _partial(folder: Path, listing: Listing, name: str) -> Path:

@@ -9,6 +9,8 @@ from flashdreams.core.checkpoint.errors import CheckpointError
 
 def explain(error: Exception, repo: str, revision: str, name: str = "") -> CheckpointError:
     """The sentence for an exception of the hub's library, of any of its versions' transports."""
+    if isinstance(error, (ImportError, AttributeError, TypeError)):
+        raise error  # a fault of the program, not of the network
     from huggingface_hub import constants, get_token
     from huggingface_hub import errors as hub
 
@@ -31,7 +33,7 @@ def explain(error: Exception, repo: str, revision: str, name: str = "") -> Check
     elif isinstance(error, hub.RepositoryNotFoundError):
         text = f"there is no model repository {repo}, or it is private; check the spelling, and if it is: {sign_in}"
     elif status == 401:
-        text = f"the hub refused the token ({what}, status 401); renew it with `hf auth login`, or unset HF_TOKEN"
+        text = f"the hub wants to know who asks for {what} (status 401); {sign_in}"
     elif status == 403:
         text = f"access to {what} is forbidden (status 403); look at {page}: {sign_in}"
     elif status == 429:

@@ -34,7 +34,8 @@ def invert_rule(pattern: str, replacement: str) -> tuple[str, str]:
     lost = [groups[number] for number in groups if ("group", number) not in target]
     if lost:
         raise _no_inverse(pattern, replacement, f"{lost[0]!r} is not in the replacement, so what it matched is lost")
-    inside = range(_leading_edges(tokens), len(tokens) - _leading_edges(tokens[::-1]))
+    start = _leading_edges(tokens)
+    inside = range(start, len(tokens) - _leading_edges(tokens[start:][::-1]))
     if any(tokens[index][0] == "edge" for index in inside):
         raise _no_inverse(pattern, replacement, "it has an anchor or lookaround between two texts")
     numbers = {number: index for index, number in enumerate(dict.fromkeys(n for kind, n in target if kind == "group"))}

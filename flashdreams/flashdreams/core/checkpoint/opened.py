@@ -17,7 +17,7 @@ from flashdreams.core.checkpoint.header import TensorInfo, read_file_header
 from flashdreams.core.checkpoint.layout import Choice, beside, choose, read_index
 from flashdreams.core.checkpoint.mapped import TORCH_DTYPES, MappedFile
 from flashdreams.core.checkpoint.pickle import read_pickle
-from flashdreams.core.checkpoint.sources import HubSource, LocalSource, RandomSource, parse_source
+from flashdreams.core.checkpoint.sources import HubSource, LocalSource, parse_source
 
 
 @dataclass
@@ -127,11 +127,12 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
         CheckpointError: nothing is there, or it is not weights, or it is damaged; with what to do.
     """
     parsed = parse_source(source)
-    if isinstance(parsed, RandomSource):
-        return Checkpoint(os.fspath(source), [], [])
-    if isinstance(parsed, HubSource):
-        return _open_remote(parsed)
-    return _open_local(parsed, os.fspath(source))
+    try:
+        if isinstance(parsed, LocalSource):
+            return _open_local(parsed, os.fspath(source))
+        return _open_remote(parsed) if isinstance(parsed, HubSource) else Checkpoint(os.fspath(source), [], [])
+    except OSError as error:
+        raise CheckpointError(f"{str(source)[:200]} cannot be read: {error.strerror or error}") from None
 
 
 def _open_local(source: LocalSource, name: str) -> Checkpoint:

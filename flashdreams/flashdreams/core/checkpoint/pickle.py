@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickletools
 import re
 import sys
 import warnings
@@ -13,13 +14,26 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from flashdreams.core.checkpoint.content import Kind
+from flashdreams.core.checkpoint.content import Kind, kind_of
 from flashdreams.core.checkpoint.errors import CheckpointError
 from flashdreams.core.checkpoint.header import TensorInfo
 from flashdreams.core.checkpoint.mapped import DTYPE_NAMES
 from flashdreams.core.checkpoint.nesting import select
 
-_RUNS_CODE = {"os", "posix", "nt", "sys", "subprocess", "builtins", "__builtin__", "runpy", "shutil", "socket", "pty"}
+_RUNS_CODE = {
+    "os",
+    "posix",
+    "nt",
+    "sys",
+    "subprocess",
+    "builtins",
+    "__builtin__",
+    "runpy",
+    "shutil",
+    "socket",
+    "pty",
+    "commands",
+}
 
 
 @dataclass
@@ -109,15 +123,17 @@ def _load(path: Path, device: str) -> Any:
 def _refuse(path: Path, error: Exception) -> NoReturn:
     named = sorted(set(_forbidden(path, str(error))))
     if not named:
-        text = " ".join(str(error).rpartition("WeightsUnpickler error:")[2].split())[:160]
+        text = " ".join(str(error).rpartition("error:")[2].partition("Check the doc")[0].split())[:160]
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is not a whole file of weights ({type(error).__name__}: {text}); "
             "it was cut off or damaged, or holds more than weights: download it again, or take a safetensors file"
         ) from None
     listed = ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")
     head = f"{path} holds {listed}, which only running code from the file could make; nothing was run. "
-    if any(name.partition(".")[0] in _RUNS_CODE for name in named):
+    if any("." not in name or name.partition(".")[0] in _RUNS_CODE for name in named):
         raise CheckpointError(head + "A file of weights has no use for that: do not trust it") from None
+    if not all(name.startswith("numpy.") or name.rpartition(".")[2][:1].isupper() for name in named):
+        raise CheckpointError(head + "Take a safetensors file, or ask its author for the weights alone") from None
     modules = ", ".join(sorted({name.rpartition(".")[0] for name in named}))
     raise CheckpointError(
         head + "If you trust its author and have these classes, keep the weights alone: "
@@ -131,12 +147,26 @@ def _refuse(path: Path, error: Exception) -> NoReturn:
 def _forbidden(path: Path, message: str) -> list[str]:
     """Names of what the file would import beyond the allowed, found without importing any of it."""
     found = re.findall(r"(?:Unsupported global: GLOBAL|unsupported GLOBAL) (\S+)", message)
-    if found:
-        try:
-            found += torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        except Exception:  # only for zip files; the message has named the first
-            return found
-    return found
+    try:
+        if kind_of(path) == "zip":
+            return found and found + torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        return found or _imports(path)
+    except Exception:  # a damaged file; the message has named the first
+        return found
+
+
+def _imports(path: Path) -> list[str]:
+    """What a pickle that was not written by torch would import first."""
+    texts: list[str] = []
+    with path.open("rb") as file:
+        for operation, argument, _ in pickletools.genops(file):
+            if operation.name == "GLOBAL":
+                return [str(argument).replace(" ", ".")]
+            if operation.name == "STACK_GLOBAL":
+                return [".".join(texts[-2:])]
+            if isinstance(argument, str):
+                texts.append(argument)
+    return []
 
 
 def _locate(key: str, value: Tensor, records: dict[int, int] | None) -> TensorInfo:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from flashdreams.core.checkpoint.errors import CheckpointError
@@ -22,6 +23,9 @@ class PlannedTensor(Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
     def operation(self, *tensors: Tensor) -> Tensor: ...
 
@@ -57,16 +61,19 @@ def plan_steps(meta: dict[str, Tensor], transform: Transform | Planner | None) -
     name = getattr(transform, "__qualname__", type(transform).__name__)
     try:
         if isinstance(transform, Planner):
-            items = list(transform.plan(meta))
-            return [
-                Step(item.target, item.operation(*(meta[key] for key in item.sources)), item.sources, item.operation)
-                for item in items
-            ]
+            return [_step(item, meta) for item in transform.plan(meta)]
         versions = {key: value._version for key, value in meta.items()}
         result = dict(transform(dict(meta)))
     except CheckpointError:
         raise
     except Exception as error:  # somebody's function, on keys it may never have seen
-        raise CheckpointError(f"transform {name} cannot map this checkpoint: {type(error).__name__}: {error}") from None
+        what = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"transform {name} cannot map this checkpoint: {what}") from None
     key_of = {id(value): key for key, value in meta.items() if value._version == versions[key]}
     return [Step(key, value, (key_of[id(value)],) if id(value) in key_of else ()) for key, value in result.items()]
+
+
+def _step(item: PlannedTensor, meta: dict[str, Tensor]) -> Step:
+    """Not by running the operation on meta: joining tensors there imports most of PyTorch's compiler first."""
+    dtype = meta[item.sources[0]].dtype
+    return Step(item.target, torch.empty(item.shape, dtype=dtype, device="meta"), item.sources, item.operation)

@@ -96,10 +96,8 @@ def compare(
 
 
 def _fits(stored: dtype, wanted: dtype, asked: dtype) -> bool:
-    if stored == asked:
-        return True
     if wanted.is_floating_point:
-        return stored.is_floating_point and stored.itemsize > 1
+        return stored == asked or (stored.is_floating_point and stored.itemsize > 1)
     return not stored.is_floating_point and not stored.is_complex
 
 

@@ -90,13 +90,15 @@ class WanVAE(VideoCodec):
     """Video in [-1, 1] <-> normalised latents."""
 
     config: WanVAEConfig
+    encoder_type: type[nn.Module] = Encoder
+    decoder_type: type[nn.Module] = Decoder
 
     def __init__(self, config: WanVAEConfig) -> None:
         super().__init__(config)
-        self.encoder = Encoder(config)
+        self.encoder = self.encoder_type(config)
         self.conv1 = nn.Conv3d(2 * config.z_dim, 2 * config.z_dim, 1)
         self.conv2 = nn.Conv3d(config.z_dim, config.z_dim, 1)
-        self.decoder = Decoder(config)
+        self.decoder = self.decoder_type(config)
         name_states(self)
 
     def initialize_cache(self) -> WanVAECache:
@@ -106,8 +108,8 @@ class WanVAE(VideoCodec):
         """Video ``[B, 3, F, H, W]`` in [-1, 1] -> mean of the latent distribution, normalised, in at least float32.
 
         Raises:
-            ValueError: ``H`` or ``W`` is no multiple of 8, or ``F`` is not ``1 + 4n`` in the first call of a stream,
-                a positive multiple of 4 in the later ones.
+            ValueError: ``H`` or ``W`` is no multiple of the spatial compression; or ``F`` is not ``1 + 4n`` in the
+                first call of a stream, a positive multiple of 4 in the later ones.
         """
         step, cell = self.temporal_compression, self.spatial_compression
         frames, height, width = video.shape[2:]

@@ -1,4 +1,4 @@
-"""Config of the causal video VAE of Wan2.1 (torch-free)."""
+"""Configs of the causal video VAEs of Wan2.1 and Wan2.2 (torch-free)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class WanVAEConfig(DecoderConfig):
     """Sizes of a Wan2.1 VAE; the defaults are the published ``Wan2.1_VAE.pth``."""
 
     _target: ClassVar[str] = "flashdreams.recipes.wan.vae:WanVAE"
+    patch_size: ClassVar[int] = 1
+    """Pixels, in height and width, that are stacked as channels before the first layer and after the last."""
     dim: int = 96
+    """Width of the finest level."""
     z_dim: int = 16
     dim_mult: tuple[int, ...] = (1, 2, 4, 4)
     """Width of each level, in multiples of ``dim``, from pixels to latents."""
@@ -42,17 +45,53 @@ class WanVAEConfig(DecoderConfig):
                 f"temporal_downsample has {len(self.temporal_downsample)} entries; {len(self.dim_mult)} levels "
                 f"(dim_mult) have {len(self.dim_mult) - 1} steps between them"
             )
-        compression = 2 ** sum(self.temporal_downsample), 2 ** len(self.temporal_downsample)
+        compression = 2 ** sum(self.temporal_downsample), self.patch_size * 2 ** len(self.temporal_downsample)
         if compression != (self.temporal_compression, self.spatial_compression):
             raise ConfigError(
                 f"temporal_downsample={self.temporal_downsample} compresses {compression[0]}x in time and "
                 f"{compression[1]}x in space; expected {self.temporal_compression}x and {self.spatial_compression}x"
             )
-        odd = [self.dim * multiple for multiple in self.dim_mult[1:] if self.dim * multiple % 2]
-        if odd:
-            raise ConfigError(f"a level is {odd[0]} channels wide; the decoder halves it, so it must be even")
+        self._check_widths()
         for name in ("latents_mean", "latents_std"):
             if len(getattr(self, name)) != self.z_dim:
                 raise ConfigError(f"{name} has {len(getattr(self, name))} entries; expected z_dim={self.z_dim}")
         if min(self.latents_std) <= 0:
             raise ConfigError(f"latents_std holds {min(self.latents_std)}; every standard deviation must be positive")
+
+    def _check_widths(self) -> None:
+        odd = [self.dim * multiple for multiple in self.dim_mult[1:] if self.dim * multiple % 2]
+        if odd:
+            raise ConfigError(f"a level is {odd[0]} channels wide; the decoder halves it, so it must be even")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanVAE22Config(WanVAEConfig):
+    """Sizes of a Wan2.2 VAE; the defaults are the published ``Wan2.2_VAE.pth`` of TI2V-5B."""
+
+    _target: ClassVar[str] = "flashdreams.recipes.wan.vae22:WanVAE22"
+    spatial_compression: ClassVar[int] = 16
+    patch_size: ClassVar[int] = 2
+    dim: int = 160
+    decoder_dim: int = 256
+    """Width of the finest level of the decoder; ``dim`` is that of the encoder."""
+    z_dim: int = 48
+    latents_mean: tuple[float, ...] = (
+        *(-0.2289, -0.0052, -0.1323, -0.2339, -0.2799, 0.0174, 0.1838, 0.1557),
+        *(-0.1382, 0.0542, 0.2813, 0.0891, 0.157, -0.0098, 0.0375, -0.1825),
+        *(-0.2246, -0.1207, -0.0698, 0.5109, 0.2665, -0.2108, -0.2158, 0.2502),
+        *(-0.2055, -0.0322, 0.1109, 0.1567, -0.0729, 0.0899, -0.2799, -0.123),
+        *(-0.0313, -0.1649, 0.0117, 0.0723, -0.2839, -0.2083, -0.052, 0.3748),
+        *(0.0152, 0.1957, 0.1433, -0.2944, 0.3573, -0.0548, -0.1681, -0.0667),
+    )
+    latents_std: tuple[float, ...] = (
+        *(0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.499, 0.4818, 0.5013),
+        *(0.8158, 1.0344, 0.5894, 1.0901, 0.6885, 0.6165, 0.8454, 0.4978),
+        *(0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659),
+        *(0.7069, 0.5338, 0.4889, 0.4917, 0.4069, 0.4999, 0.6866, 0.4093),
+        *(0.5709, 0.6065, 0.6415, 0.4944, 0.5726, 1.2042, 0.5458, 1.6887),
+        *(0.3971, 1.06, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744),
+    )
+
+    def _check_widths(self) -> None:
+        if self.decoder_dim < 1:
+            raise ConfigError(f"decoder_dim is {self.decoder_dim}; expected at least 1")

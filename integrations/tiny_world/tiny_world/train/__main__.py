@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-MINUTES = {"codec": 18.0, "encode": 0.0, "base": 50.0, "polish": 15.0, "distill": 12.0, "decoder": 10.0, "export": 0.0}
+MINUTES = {"codec": 23.0, "encode": 0.0, "base": 53.0, "distill": 20.0, "decoder": 10.0, "export": 0.0}
 
 
 def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path, workers: int) -> None:
@@ -18,7 +18,7 @@ def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path,
     from tiny_world.train import parallel
     from tiny_world.train.codec import train_codec
     from tiny_world.train.distill import train_distilled
-    from tiny_world.train.dit import train_flow
+    from tiny_world.train.dit import train_base
     from tiny_world.train.export import export
     from tiny_world.train.latents import encode_shards
 
@@ -31,7 +31,7 @@ def run_stage(stage: str, out: Path, minutes: float, shards: int, weights: Path,
     elif stage == "export":
         print(json.dumps(export(out, weights), indent=2))
     else:
-        parallel.run(workers, train_flow, out, stage, minutes)
+        parallel.run(workers, train_base, out, minutes)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tiny_world.train import parallel
 from tiny_world.train._loop import Average, Clock, Log, load, rate, save, set_rate
-from tiny_world.train.dit import BEGIN, EARLY, PREVIOUS, STEADY, FlowPlan, Group, load_model, noised_context, optimizers
+from tiny_world.train.dit import BEGIN, EARLY, STEADY, FlowPlan, Group, load_model, noised_context, optimizers
 from tiny_world.train.latents import LatentBank
 from tiny_world.train.packing import Batch, Packing, TrainingModel, flow
 
@@ -73,7 +73,7 @@ def train_distilled(out: Path, minutes: float, seed: int = 0) -> None:
     torch.manual_seed(seed)
     model, teacher = TrainingModel(), TrainingModel().requires_grad_(False)
     for each in (model, teacher):
-        load_model(each, out / f"{PREVIOUS['distill']}.pt")
+        load_model(each, out / "base.pt")
     tools = optimizers(model, FlowPlan(muon_lr=plan.muon_lr, adamw_lr=plan.adamw_lr))
     average = Average(model, plan.ema)
     step, clock = 0, Clock(minutes)

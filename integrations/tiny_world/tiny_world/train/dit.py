@@ -1,8 +1,8 @@
-"""Stages ``base`` and ``polish``: flow matching with teacher forcing."""
+"""Stage ``base``: flow matching with teacher forcing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +52,6 @@ class FlowPlan:
     context_noise: float = 0.25
     resample_from: float = 0.6
     """Progress after which two in five steps use the averaged model's own one-step estimates as context."""
-
-
-POLISH = FlowPlan(
-    groups=(replace(BEGIN, count=24), EARLY, replace(STEADY, count=2)),
-    muon_lr=1.2e-3, adamw_lr=8e-4, flat=0.2, resample_from=0.0,
-)  # fmt: skip
-PLANS = {"base": FlowPlan(), "polish": POLISH}
-PREVIOUS = {"polish": "base", "distill": "polish"}
 
 
 def shifted(u: Tensor) -> Tensor:
@@ -114,22 +106,20 @@ def group_loss(model: TrainingModel, teacher: TrainingModel, group: Group, batch
     return (v - (noise - truth)).square().mean(dim=(2, 3, 4))
 
 
-def train_flow(out: Path, stage: str, minutes: float, seed: int = 0) -> None:
-    """Train until ``minutes`` are spent; writes ``<stage>.pt`` with averaged weights, refreshed every 100 steps."""
-    plan = PLANS[stage]
+def train_base(out: Path, minutes: float, seed: int = 0) -> None:
+    """Train until ``minutes`` are spent; writes ``base.pt`` with averaged weights, refreshed every 100 steps."""
+    plan = FlowPlan()
     torch.manual_seed(seed)
     model, teacher = TrainingModel(), TrainingModel().requires_grad_(False)
-    if stage in PREVIOUS:
-        load_model(model, out / f"{PREVIOUS[stage]}.pt")
     tools = optimizers(model, plan)
     average = Average(model, plan.ema)
     step, clock = 0, Clock(minutes)
-    if state := load(out / f"{stage}_resume.pt"):
+    if state := load(out / "base_resume.pt"):
         model.load_state_dict(state["model"])
         for tool, saved in zip(tools, state["optimizers"], strict=True):
             tool.load_state_dict(saved)
         average.values, step, clock = state["average"], state["step"], Clock(minutes, state["seconds"])
-    bank, log = LatentBank(out / "latents"), Log(out / f"{stage}.jsonl")
+    bank, log = LatentBank(out / "latents"), Log(out / "base.jsonl")
     running: dict[str, float] = {}
     total = sum(group.share for group in plan.groups) / parallel.workers()
     torch.manual_seed(seed + 1000 * step + parallel.rank())
@@ -155,18 +145,18 @@ def train_flow(out: Path, stage: str, minutes: float, seed: int = 0) -> None:
             tool.zero_grad(set_to_none=True)
         average.update(model, step)
         if step % 20 == 0 and parallel.rank() == 0:
-            log(stage=stage, step=step, progress=progress, seconds=clock.seconds, **running)
+            log(stage="base", step=step, progress=progress, seconds=clock.seconds, **running)
         step += 1
         if step % 100 == 0:
             bank.refresh()
         if step % 100 == 0 and parallel.rank() == 0:
             average.copy_to(teacher)
-            save(out / f"{stage}.pt", model=teacher.state_dict())
-            save(out / f"{stage}_resume.pt", model=model.state_dict(), average=average.values, step=step,
+            save(out / "base.pt", model=teacher.state_dict())
+            save(out / "base_resume.pt", model=model.state_dict(), average=average.values, step=step,
                  optimizers=[tool.state_dict() for tool in tools], seconds=clock.seconds)  # fmt: skip
     if parallel.rank() == 0:
         average.copy_to(teacher)
-        save(out / f"{stage}.pt", model=teacher.state_dict())
+        save(out / "base.pt", model=teacher.state_dict())
 
 
 def load_model(model: TrainingModel, path: Path) -> None:

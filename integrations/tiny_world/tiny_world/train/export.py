@@ -12,7 +12,7 @@ from tiny_world.train.dit import load_model
 from tiny_world.train.packing import TrainingModel
 
 FILES = {"codec": "codec.safetensors", "network": "network.safetensors", "text": "text_encoder.safetensors"}
-LATEST = ("distill", "polish", "base")
+LATEST = ("distill", "base")
 """Stages whose model may be exported, best first."""
 
 

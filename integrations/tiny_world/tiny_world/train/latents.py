@@ -63,7 +63,7 @@ class LatentBank:
                     for key, value in shard[kind].items():
                         parts.setdefault(key, []).append(value)
         if not self._seen:
-            raise FileNotFoundError(f"no latents in {self.folder}: run `python -m tiny_world.train --stage encode` first")
+            raise FileNotFoundError(f"{self.folder} is empty: run `python -m tiny_world.train --stage encode` first")
         for parts in self._parts.values():
             for key in parts:
                 parts[key] = [torch.cat(parts[key])]

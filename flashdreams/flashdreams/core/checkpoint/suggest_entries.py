@@ -1,0 +1,101 @@
+"""From matched trees to what a key map needs: entries for tensors that change, and renames in pieces for the rest."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from flashdreams.core.checkpoint.keymap_parts import Fuse, Split
+from flashdreams.core.checkpoint.keymap_steps import Reshape, Transpose
+from flashdreams.core.checkpoint.keymap_tensors import Shape
+from flashdreams.core.checkpoint.suggest_fused import Bundle
+from flashdreams.core.checkpoint.suggest_match import Match
+from flashdreams.core.checkpoint.suggest_rules import Piece
+from flashdreams.core.checkpoint.suggest_tree import Node
+from flashdreams.core.checkpoint.suggest_words import template_of
+
+Entry = Fuse | Split | Reshape | Transpose
+Pieces = dict[str, list[Piece]]
+
+
+def entries_of(match: Match, shapes: Mapping[str, Shape]) -> tuple[list[Entry], dict[str, str], Pieces]:
+    """Entries, in order; then the renames after them, key by key, and the pieces these consist of."""
+    above = {(link.source.path, link.target.path): link for link in match.links}
+
+    def pieces_down_to(ends: tuple[Node, Node]) -> list[Piece]:
+        pieces: list[Piece] = []
+        scope = ends
+        while link := above.get((scope[0].path, scope[1].path)):
+            scope = link.scope
+            if min(len(node.children) or 2 for node in scope) < 2 and scope[0].path:
+                continue  # a module around one thing is no place of its own
+            pieces.append(Piece(scope[0].path, ends[0].below(scope[0]), ends[1].below(scope[1])))
+            ends = scope
+        return pieces[::-1]
+
+    renames: dict[str, str] = {}
+    pieces: Pieces = {}
+    changed: dict[tuple[str, str], list[tuple[str, Shape, Shape]]] = defaultdict(list)
+    for link in match.links:
+        source, target = link.source, link.target
+        if source.shape is None or target.shape is None:
+            continue
+        renames[source.key], pieces[source.key] = target.key, pieces_down_to((source, target))
+        for kind in _changes(source.shape, target.shape):
+            changed[template_of(source.key), kind].append((source.key, source.shape, target.shape))
+    entries: list[Entry] = []
+    for (template, kind), found in changed.items():
+        whole = len(found) > 1 and sum(template_of(key) == template for key in shapes) == len(found)
+        alike = len({shapes_of_it[1:] for shapes_of_it in found}) == 1
+        chosen = [(template.replace("#", "*"), *found[0][1:])] if whole and alike else found
+        for pattern, before, after in chosen:
+            if kind == "transpose":
+                entries.append(Transpose(pattern))
+            else:
+                entries.append(
+                    Reshape(pattern, before[::-1] if "transpose" in _changes(before, after) else before, after)
+                )
+    entries.sort(key=lambda entry: isinstance(entry, Reshape))
+    bundles: dict[tuple[str, ...], list[Bundle]] = defaultdict(list)
+    for bundle in match.bundles:
+        before = pieces_down_to(bundle.scope)
+        for node, middle in zip(bundle.inner, _middles(bundle), strict=True):
+            renames[middle], pieces[middle] = node.key, before
+        bundles[tuple(template_of(node.key) for node in (*bundle.outer, *bundle.inner))].append(bundle)
+    for found in bundles.values():
+        entries += _bundle_entries(found)
+    return entries, renames, pieces
+
+
+def _changes(before: Shape, after: Shape) -> list[str]:
+    if before == after:
+        return []
+    if len(before) == 2 and before[::-1] == after:
+        return ["transpose"]
+    flat = [tuple(size for size in shape if size != 1) for shape in (before, after)]
+    return ["reshape"] if flat[0] == flat[1] else ["transpose", "reshape"]
+
+
+def _middles(bundle: Bundle) -> list[str]:
+    """Names between fusing (or splitting) and renaming: in the checkpoint's module, as the model calls them in its."""
+    own, other = bundle.scope
+    return [".".join((*own.path, *node.below(other))) for node in bundle.inner]
+
+
+def _bundle_entries(found: list[Bundle]) -> list[Entry]:
+    general = len(found) > 1 and all(
+        re.findall(r"\d+", bundle.outer[0].key) == re.findall(r"\d+", _middles(bundle)[0]) for bundle in found
+    )
+    entries: list[Entry] = []
+    for bundle in found[:1] if general else found:
+        outer, inner = [node.key for node in bundle.outer], _middles(bundle)
+        if general:
+            outer, inner = ([re.sub(r"\d+", "*", text) for text in texts] for texts in (outer, inner))
+        rows = [node.shape[0] for node in bundle.parts if node.shape]
+        sizes = None if len(set(rows)) == 1 else tuple(rows)
+        if bundle.whole_is_source:
+            entries.append(Split(outer[0], tuple(inner), 0, sizes))
+        else:
+            entries.append(Fuse(tuple(outer), inner[0], 0, sizes))
+    return entries

@@ -1,0 +1,273 @@
+"""Two trees of keys matched from the root down: first by what holds alike tensors, then by names and order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flashdreams.core.checkpoint.suggest_fused import Bundle, find_bundles
+from flashdreams.core.checkpoint.suggest_names import decide, decide_some
+from flashdreams.core.checkpoint.suggest_numbers import Context, Pair
+from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align, squeeze, turn
+from flashdreams.core.checkpoint.suggest_words import Name, contradict, name_of, template_of
+
+SHAPE = "the only one of its shapes there"
+
+
+@dataclass(frozen=True)
+class Link:
+    """``source`` is ``target``; ``why``, and where (``scope``: the pair of modules in which it was decided)."""
+
+    source: Node
+    target: Node
+    scope: tuple[Node, Node]
+    why: str
+
+
+@dataclass
+class Doubt:
+    """Nodes of which it is not known which is which (or that have no counterpart: one list is empty)."""
+
+    sources: list[Node]
+    targets: list[Node]
+    why: str
+
+
+Place = tuple[str, str]
+Siblings = dict[tuple[bool, str], list[tuple[Name, Name | None]]]
+
+
+@dataclass
+class Question:
+    """A group, with the names of its nodes below the modules in which it stands."""
+
+    scope: tuple[Node, Node]
+    group: Group
+    names: tuple[list[Name], list[Name]]
+
+    @property
+    def place(self) -> Place:
+        """Where it stands, whatever the numbers: the same for every block of a list."""
+        first, second = (template_of(".".join(node.path)) for node in self.scope)
+        return first, second
+
+
+@dataclass
+class Match:
+    """The outcome: links of modules and tensors, fused tensors, and what is open."""
+
+    links: list[Link] = field(default_factory=list)
+    bundles: list[Bundle] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+
+
+class Matcher:
+    """Matches ``source`` to ``target``, level by level, so that what one block proves helps its siblings.
+
+    Args:
+        ordered: whether the order of the target's keys is that of registration.
+        hints: names of the source and what they are called in the target, as a person knows it.
+    """
+
+    def __init__(self, source: Node, target: Node, *, ordered: bool, hints: Mapping[str, str]) -> None:
+        self._ordered = ordered
+        self._facts: dict[tuple[Place, str], set[str]] = defaultdict(set)
+        self._hints = dict(hints)
+        self._learnt: dict[Place, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self._beside: dict[tuple[tuple[str, ...], tuple[str, ...]], Siblings] = {}
+        self.result = Match()
+        pending = [(source, target)]
+        while pending:
+            pending = self._round(pending)
+
+    def _round(self, scopes: list[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+        questions: list[Question] = []
+        links: list[Link] = []
+        self._beside = {}
+        for scope in scopes:
+            alignment = self._align(scope)
+            self._leftovers(scope, alignment)
+            for group in alignment.groups:
+                names = tuple([name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, _sides(group)))
+                questions.append(Question(scope, group, names))
+            self._note_siblings(scope, alignment)
+        single = {
+            (question.scope[0].path, question.names[0][0].text): question.names[1][0].text
+            for question in questions
+            if len(question.group.sources) == 1
+        }
+        for question in questions:
+            if len(question.group.sources) == 1:
+                links += self._single(question, single)
+        answers: dict[object, list[Pair]] = {}
+        for question in questions:
+            if len(question.group.sources) > 1:
+                links += self._several(question, answers)
+        self.result.links += links
+        return [(link.source, link.target) for link in links if link.source.shape is None or link.target.shape is None]
+
+    def _align(self, scope: tuple[Node, Node]) -> Alignment:
+        source, target = scope
+        if source.list_length() and source.list_length() == target.list_length() and source.content != target.content:
+            pairs = zip(_by_index(source), _by_index(target), strict=True)
+            return Alignment([Group([first], [second], "list") for first, second in pairs], [], [])
+
+        def settle(sources: list[Node], targets: list[Node]) -> list[tuple[Node, Node]]:
+            names = [name_of(node.below(source)) for node in sources], [name_of(node.below(target)) for node in targets]
+            return [(sources[index], targets[other]) for index, other, _ in decide_some(*names, Context())]
+
+        lefts = source.children.values() if source.shape is None else [source]
+        rights = target.children.values() if target.shape is None else [target]
+        return align(lefts, rights, settle)
+
+    def _note_siblings(self, scope: tuple[Node, Node], alignment: Alignment) -> None:
+        """Remember all names in a pair of modules, by template, with their counterparts as far as shapes tell."""
+        beside: dict[tuple[bool, str], list[tuple[Name, Name | None]]] = defaultdict(list)
+        for group in (
+            *alignment.groups,
+            *(Group([node], [], "") for node in alignment.extra),
+            Group([], alignment.missing, ""),
+        ):
+            names = [
+                [name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, _sides(group), strict=True)
+            ]
+            alone = len(names[0]) == len(names[1]) == 1
+            for is_target in (False, True):
+                for name in names[is_target]:
+                    known = names[not is_target][0] if alone else None
+                    beside[is_target, template_of(name.text)].append((name, known))
+        self._beside[scope[0].path, scope[1].path] = beside
+
+    def _single(self, question: Question, single: Mapping[tuple[tuple[str, ...], str], str]) -> list[Link]:
+        (source,), (target,) = _sides(question.group)
+        first, second = question.names[0][0], question.names[1][0]
+        link = Link(source, target, question.scope, SHAPE if question.group.how != "settled" else "by name")
+        crossed = first.text != second.text and single.get((question.scope[0].path, second.text)) == first.text
+        if contradict(first.telling, second.telling) or crossed:
+            why = f"its shape fits {second.text!r} alone, but its name says otherwise (is the checkpoint transposed?)"
+            self.result.doubts.append(Doubt([source], [target], why))
+            return []
+        self._facts[question.place, first.text].add(second.text)
+        self._learn(question.place, first, second)
+        return [link]
+
+    def _learn(self, place: Place, first: Name, second: Name) -> None:
+        """Remember, for the blocks like this one, that a word of the one side is a number on the other."""
+        for name, other in ((first, second), (second, first)):
+            words = name.telling - other.telling
+            if len(words) == 1 and len(other.numbers) == 1 and not name.numbers:
+                self._learnt[place][next(iter(words))].add(other.numbers[0])
+
+    def _several(self, question: Question, answers: dict[object, list[Pair]]) -> list[Link]:
+        group = question.group
+        texts = tuple(tuple(name.text for name in names) for names in question.names)
+        if (question.place, texts) not in answers:
+            answers[question.place, texts] = self._answer(question)
+        pairs = answers[question.place, texts]
+        for index, other, _ in pairs:
+            self._learn(question.place, question.names[0][index], question.names[1][other])
+        done = {index for index, _, _ in pairs}, {other for _, other, _ in pairs}
+        rest = [[node for at, node in enumerate(nodes) if at not in taken] for nodes, taken in zip(_sides(group), done)]
+        if rest[0]:
+            names = [
+                ", ".join(repr(".".join(node.below(own))) for node in nodes) for own, nodes in zip(question.scope, rest)
+            ]
+            why = f"{names[0]} have the shapes of {names[1]}, and neither names nor order tell which is which"
+            self.result.doubts.append(Doubt(*rest, why))
+        return [Link(group.sources[index], group.targets[other], question.scope, why) for index, other, why in pairs]
+
+    def _answer(self, question: Question) -> list[Pair]:
+        sources, targets = question.names
+        group, scope = question.group, question.scope
+        texts = [name.text for name in targets]
+        said = [self._hints.get(name.text) for name in sources]
+        hinted = [(index, texts.index(text), "as hinted") for index, text in enumerate(said) if text in texts]
+        if len(hinted) == len(sources):
+            return hinted
+        ranks = sorted(range(len(targets)), key=lambda at: group.targets[at].order)
+        order = [ranks.index(at) for at in range(len(targets))] if self._ordered else None
+        whole = sum(len(node.tensors) for node in group.targets), len(scope[1].tensors)
+        learnt = {word: next(iter(found)) for word, found in self._learnt[question.place].items() if len(found) == 1}
+        beside = self._beside[scope[0].path, scope[1].path]
+
+        def others(is_target: bool, names: Sequence[Name]) -> list[tuple[Name, Name | None]]:
+            alike = [pair for text in {template_of(name.text) for name in names} for pair in beside[is_target, text]]
+            return [pair for pair in alike if pair[0] not in names]
+
+        pairs = decide(sources, targets, Context(order, 4 * whole[0] >= 3 * whole[1], learnt, others))
+        proven = self._proven(question)
+        if any(proven.get(index, other) != other for index, other, _ in pairs):
+            return []  # an equal block, where shapes tell, says otherwise
+        if len(proven) == len(sources) - 1 and len(set(proven.values())) == len(proven):
+            rest = set(range(len(targets))) - set(proven.values())
+            proven |= dict.fromkeys(set(range(len(sources))) - set(proven), rest.pop())
+        if len(proven) == len(sources):
+            return [(index, other, "as in a block where the shapes differ") for index, other in proven.items()]
+        return pairs
+
+    def _proven(self, question: Question) -> dict[int, int]:
+        """Pairs that shapes have settled in other blocks of the same place."""
+        sources, targets = question.names
+        texts = [target.text for target in targets]
+        proven: dict[int, int] = {}
+        for index, name in enumerate(sources):
+            seen = self._facts[question.place, name.text].intersection(texts) if not name.text.isdecimal() else set()
+            if len(seen) == 1:
+                proven[index] = texts.index(seen.pop())
+        return proven if len(set(proven.values())) == len(proven) else {}
+
+    def _leftovers(self, scope: tuple[Node, Node], alignment: Alignment) -> None:
+        """Tensors without a counterpart of equal shape: fused, split or transposed ones, and those that are just not
+        on the other side."""
+        extra, missing = alignment.extra, alignment.missing
+        bundles = find_bundles(scope, extra, missing)
+        self.result.bundles += bundles
+        taken = {id(node) for bundle in bundles for node in (bundle.whole, *bundle.parts)}
+        extra = [node for node in extra if id(node) not in taken]
+        missing = [node for node in missing if id(node) not in taken]
+        buckets: dict[object, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
+        for side, nodes in enumerate((extra, missing)):
+            for node in nodes:
+                buckets[turn(node.shape)][side].append(node)
+        for sources, targets in buckets.values():
+            if len(sources) == len(targets):
+                alignment.groups.append(Group(sources, targets, "turned"))
+            elif sources and targets:
+                self._unlike(scope, sources, targets)
+            else:
+                self._alone(sources, targets)
+
+    def _unlike(self, scope: tuple[Node, Node], sources: list[Node], targets: list[Node]) -> None:
+        """More tensors of one shape on one side than on the other."""
+        if len(sources) < len(targets):
+            names = [[name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, (sources, targets))]
+            pairs = decide_some(names[0], names[1], Context())
+            self.result.links += [Link(sources[index], targets[other], scope, why) for index, other, why in pairs]
+            if pairs:
+                found = {other for _, other, _ in pairs}
+                self._alone([], [node for at, node in enumerate(targets) if at not in found])
+                return
+        why = f"{len(sources)} tensors of shape {list(sources[0].shape or ())} for {len(targets)} places"
+        self.result.doubts.append(Doubt(sources, targets, why))
+
+    def _alone(self, sources: list[Node], targets: list[Node]) -> None:
+        for node in sources:
+            self.result.doubts.append(
+                Doubt([node], [], f"the model has no tensor of shape {list(node.shape or ())} there")
+            )
+        for node in targets:
+            why = f"the checkpoint has no tensor of shape {list(node.shape or ())} there"
+            self.result.doubts.append(Doubt([], [node], why))
+
+
+def _sides(group: Group) -> tuple[list[Node], list[Node]]:
+    return group.sources, group.targets
+
+
+def _by_index(node: Node) -> list[Node]:
+    return [node.children[part] for part in sorted(node.children, key=int)]
+
+
+def same_shape(source: Node, target: Node) -> bool:
+    return squeeze(source.shape) == squeeze(target.shape)

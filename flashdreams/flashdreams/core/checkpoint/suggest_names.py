@@ -1,0 +1,133 @@
+"""Which of several alike things is which, by their names and their order; or an answer that this cannot be told.
+
+Everything here looks at things that hold the same shapes in the same place, so only names and order are left as
+evidence. Evidence that contradicts other evidence is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flashdreams.core.checkpoint.suggest_numbers import Context, Pair, Side, by_numbers
+from flashdreams.core.checkpoint.suggest_words import PLACES, SEQUENCES, Name, contradict
+
+
+def decide(sources: Sequence[Name], targets: Sequence[Name], context: Context) -> list[Pair]:
+    """Pairs that the evidence settles; the rest is ambiguous."""
+    return _by_words(list(range(len(sources))), list(range(len(targets))), sources, targets, context)
+
+
+def decide_some(sources: Sequence[Name], targets: Sequence[Name], context: Context) -> list[Pair]:
+    """:func:`decide` where one side has more things than the other: names only, and every one of the fewer or none."""
+    few, many = (sources, targets) if len(sources) < len(targets) else (targets, sources)
+    shared = frozenset.intersection(*(name.telling for name in many))
+    pairs: list[Pair] = []
+    for index, name in enumerate(few):
+        same = [other for other, its in enumerate(many) if its.text == name.text]
+        alike = [
+            other for other, its in enumerate(many) if its.telling - shared == name.telling - shared != frozenset()
+        ]
+        if len(same or alike) == 1:
+            pairs.append((index, (same or alike)[0], "the same name" if same else "the same words"))
+    if len({other for _, other, _ in pairs}) < len(few):
+        pairs = _one_of_a_sequence(few, many)
+    if len(pairs) < len(few):
+        return []
+    return [pair if few is sources else (pair[1], pair[0], pair[2]) for pair in pairs]
+
+
+def _one_of_a_sequence(few: Sequence[Name], many: Sequence[Name]) -> list[Pair]:
+    """``attn2`` alone, beside self- and cross-attention, is the second of them."""
+    for chain in SEQUENCES:
+        places = [[chain.index(word) for word in chain if word in name.words] for name in many]
+        counted = sorted(place for found in places for place in found) == list(range(len(many)))
+        one = few[0] if len(few) == 1 and len(few[0].numbers) == 1 and not few[0].is_index else None
+        if counted and one is not None and not one.telling & set(chain) and 1 <= one.numbers[0] <= len(many):
+            wanted = one.numbers[0] - 1
+            return [(0, places.index([wanted]), f"{one.text!r} counts {' and '.join(chain[: len(many)])}")]
+    return []
+
+
+def _telling(indices: list[int], names: Sequence[Name]) -> dict[int, frozenset[str]]:
+    """The words of each that the others do not all share."""
+    shared = frozenset.intersection(*(names[index].telling for index in indices)) if indices else frozenset()
+    return {index: names[index].telling - shared for index in indices}
+
+
+def _by_words(
+    left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name], context: Context
+) -> list[Pair]:
+    """Settle what equal or overlapping words settle, and hand the rest to :func:`by_numbers`."""
+    pairs: list[Pair] = []
+    while len(left) == len(right) > 0:
+        found = _equal_words(left, right, sources, targets) or _shared_words(left, right, sources, targets, context)
+        if not found:
+            break
+        pairs += found
+        left = [index for index in left if index not in {pair[0] for pair in found}]
+        right = [index for index in right if index not in {pair[1] for pair in found}]
+    if len(left) == len(right) == 1 and pairs and _may_be(left[0], right[0], sources, targets):
+        return [*pairs, (left[0], right[0], "the only ones left")]
+    if len(left) == len(right) > 1:
+        sides = (
+            Side(left, sources, _telling(left, sources), False),
+            Side(right, targets, _telling(right, targets), True),
+        )
+        pairs += by_numbers(*sides, context)
+    return pairs
+
+
+def _equal_words(left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name]) -> list[Pair]:
+    """Pairs whose telling words are the same, and no one else's."""
+    ours, theirs = _telling(left, sources), _telling(right, targets)
+    if not any(ours.values()) or not any(theirs.values()):
+        return []
+    pairs: list[Pair] = []
+    for index, words in ours.items():
+        twins = [other for other in ours if ours[other] == words]
+        fits = [other for other in theirs if theirs[other] == words]
+        if len(twins) == len(fits) == 1 and (words or len(left) > 1):
+            pairs.append((index, fits[0], "the same words" if words else "no further word"))
+    return pairs if any(ours[index] for index, _, _ in pairs) or len(left) == 2 else []
+
+
+def _shared_words(
+    left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name], context: Context
+) -> list[Pair]:
+    """Pairs settled within sets of names that share words with each other and with no one else."""
+    ours, theirs = _telling(left, sources), _telling(right, targets)
+    near = {
+        index: [other for other, words in theirs.items() if ours[index] & words and not contradict(ours[index], words)]
+        for index in left
+    }
+    pairs: list[Pair] = []
+    for part_left, part_right in _components(near):
+        if len(part_left) != len(part_right) or len(part_left) == len(left):
+            continue
+        if len(part_left) > 1:
+            pairs += _by_words(part_left, part_right, sources, targets, context)
+        elif _same_places(ours[part_left[0]], theirs[part_right[0]]):
+            shared = ", ".join(sorted(ours[part_left[0]] & theirs[part_right[0]]))
+            pairs.append((part_left[0], part_right[0], f"only these share {shared!r}"))
+    return pairs
+
+
+def _components(near: Mapping[int, list[int]]) -> list[tuple[list[int], list[int]]]:
+    parts: list[tuple[set[int], set[int]]] = []
+    for index, others in near.items():
+        if not others:
+            continue
+        touching = [part for part in parts if part[1] & set(others)]
+        parts = [part for part in parts if part not in touching]
+        merged = {index}.union(*(part[0] for part in touching)), set(others).union(*(part[1] for part in touching))
+        parts.append(merged)
+    return [(sorted(first), sorted(second)) for first, second in parts]
+
+
+def _may_be(index: int, other: int, sources: Sequence[Name], targets: Sequence[Name]) -> bool:
+    first, second = sources[index].telling, targets[other].telling
+    return not contradict(first, second) and _same_places(first, second)
+
+
+def _same_places(first: frozenset[str], second: frozenset[str]) -> bool:
+    return first & PLACES == second & PLACES

@@ -1,0 +1,162 @@
+"""Peak memory and time of loading a model of 1.42 billion parameters (the defaults of the DiT's config), in bf16.
+
+    python tests/checkpoint/memory.py [--layers 30] [--repeat 2] [--folder DIR]
+
+Each line is a fresh process that loads, then touches every page of every weight. Memory is the kernel's high-water mark
+of resident pages, anonymous and file-backed together; the share of the interpreter and its libraries is what was
+resident before the load. Ratios are to the size of the weights in their final format, and to the time of the two plain
+ways in the same run. Needs 9 GB of disk for the time of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DTYPES = ("bfloat16", "float32")
+WAYS = ("ours", "plain", "assign")
+
+
+def resident(field: str) -> int:
+    """Bytes of this process by the kernel's account: ``VmRSS`` now, ``VmHWM`` at most so far."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(field)
+
+
+def build(layers: int):
+    from flashdreams.core.checkpoint.meta import parameters_on_meta
+    from flashdreams.recipes.wan.config import WanNetworkConfig
+
+    with parameters_on_meta():
+        return WanNetworkConfig(num_layers=layers).setup()
+
+
+def touch(module) -> None:
+    import torch
+
+    for value in module.state_dict().values():
+        value.view(-1).view(torch.uint8)[::4096].sum()
+
+
+def make(folder: Path, layers: int) -> None:
+    """The same random weights as one file, as four shards with their index, and as a file of torch.save."""
+    import torch
+    from safetensors.torch import save_file
+
+    from flashdreams.core.checkpoint import load_checkpoint
+
+    module = build(layers)
+    load_checkpoint(module, "random:0", dtype=torch.bfloat16)
+    state = module.state_dict()
+    save_file(state, folder / "one.safetensors")
+    torch.save(dict(state), folder / "one.pth")
+    shards = folder / "shards"
+    shards.mkdir()
+    table, keys = {}, list(state)
+    for number in range(4):
+        name = f"m-{number + 1:05d}-of-00004.safetensors"
+        part = keys[number * len(keys) // 4 : (number + 1) * len(keys) // 4]
+        save_file({key: state[key] for key in part}, shards / name)
+        table |= dict.fromkeys(part, name)
+    (shards / "m.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+
+
+def read_plainly(path: Path) -> dict:
+    import torch
+    from safetensors.torch import load_file
+
+    if path.suffix == ".pth":
+        return torch.load(path, map_location="cpu", weights_only=True)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return {key: value for file in files for key, value in load_file(file).items()}
+
+
+def child(way: str, path: Path, dtype_name: str, layers: int) -> None:
+    """One measurement, as a line of JSON."""
+    import torch
+    from safetensors.torch import load_file  # noqa: F401 (its import is not part of the time)
+
+    from flashdreams.core.checkpoint import load_checkpoint
+
+    dtype = getattr(torch, dtype_name)
+    module = build(layers)
+    size = sum(value.numel() for value in module.parameters()) * dtype.itemsize
+    before = resident("VmRSS")
+    begun = time.perf_counter()
+    if way == "ours":
+        load_checkpoint(module, str(path), dtype=dtype)
+    elif way == "plain":
+        module.to_empty(device="cpu").to(dtype)
+        module.load_state_dict(read_plainly(path))
+    else:
+        state = {key: value.to(dtype) for key, value in read_plainly(path).items()}
+        module.load_state_dict(state, assign=True)
+        del state
+    loaded = time.perf_counter() - begun
+    touch(module)
+    seconds = time.perf_counter() - begun
+    print(json.dumps({"before": before, "peak": resident("VmHWM"), "size": size, "load": loaded, "seconds": seconds}))
+
+
+def measure(folder: Path, layers: int, repeat: int) -> list[dict]:
+    """Every source and format by every way; the best time and the highest peak of ``repeat``, taken in turns."""
+    table = []
+    for name in ("one.safetensors", "shards", "one.pth"):
+        for dtype in DTYPES:
+            best: dict[str, dict] = {}
+            for _ in range(repeat):
+                for way in WAYS:
+                    words = [sys.executable, __file__, "--child", way, str(folder / name), dtype, str(layers)]
+                    done = subprocess.run(words, capture_output=True, text=True, check=True)
+                    row = json.loads(done.stdout.splitlines()[-1])
+                    seen = best.setdefault(way, row)
+                    seen["seconds"], seen["load"] = min(seen["seconds"], row["seconds"]), min(seen["load"], row["load"])
+                    seen["peak"] = max(seen["peak"], row["peak"])
+            for way, row in best.items():
+                added = (row["peak"] - row["before"]) / row["size"]
+                ratios = {other: row["seconds"] / best[other]["seconds"] for other in ("plain", "assign")}
+                table.append({"source": name, "dtype": dtype, "way": way, "added": added, **row, "ratios": ratios})
+    return table
+
+
+def run(layers: int, repeat: int, folder: str | None = None) -> list[dict]:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        subprocess.run([sys.executable, __file__, "--make", place, str(layers)], check=True)
+        table = measure(Path(place), layers, repeat)
+    print(f"{table[0]['size'] / 2e9:.3f} billion parameters, stored in bf16; best of {repeat}")
+    print("source           to        way     peak   /weights  without interpreter   load s  +touch s  /plain  /assign")
+    for row in table:
+        print(
+            f"{row['source']:16} {row['dtype']:9} {row['way']:6} {row['peak'] / 1e9:5.2f}GB  {row['peak'] / row['size']:7.3f}"
+            f"  {row['added']:19.3f}  {row['load']:7.2f}  {row['seconds']:8.2f}"
+            f"  {row['ratios']['plain']:6.2f}  {row['ratios']['assign']:7.2f}"
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--folder")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.child:
+        way, path, dtype, layers = words.child
+        child(way, Path(path), dtype, int(layers))
+    elif words.make:
+        make(Path(words.make[0]), int(words.make[1]))
+    else:
+        run(words.layers, words.repeat, words.folder)
+
+
+if __name__ == "__main__":
+    main()
