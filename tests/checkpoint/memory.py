@@ -4,8 +4,8 @@
 
 Each line is a fresh process that loads, then touches every page of every weight. Memory is the kernel's high-water mark
 of resident pages, anonymous and file-backed together; the share of the interpreter and its libraries is what was
-resident before the load. Ratios are to the size of the weights in their final format, and to the time of the two plain
-ways in the same run. Needs 9 GB of disk for the time of the run.
+resident before the load ("less interp." leaves it out). Ratios are to the size of the weights in their final format,
+and to the time, by the clock and of the processor, of the two plain ways in the same run. Needs 9 GB of disk meanwhile.
 """
 
 from __future__ import annotations
@@ -89,11 +89,12 @@ def child(way: str, path: Path, dtype_name: str, layers: int) -> None:
     module = build(layers)
     size = sum(value.numel() for value in module.parameters()) * dtype.itemsize
     before = resident("VmRSS")
-    begun = time.perf_counter()
+    if way == "plain":
+        module.to(dtype).to_empty(device="cpu")
+    begun, cpu = time.perf_counter(), time.process_time()
     if way == "ours":
         load_checkpoint(module, str(path), dtype=dtype)
     elif way == "plain":
-        module.to_empty(device="cpu").to(dtype)
         module.load_state_dict(read_plainly(path))
     else:
         state = {key: value.to(dtype) for key, value in read_plainly(path).items()}
@@ -101,8 +102,8 @@ def child(way: str, path: Path, dtype_name: str, layers: int) -> None:
         del state
     loaded = time.perf_counter() - begun
     touch(module)
-    seconds = time.perf_counter() - begun
-    print(json.dumps({"before": before, "peak": resident("VmHWM"), "size": size, "load": loaded, "seconds": seconds}))
+    row = {"before": before, "peak": resident("VmHWM"), "size": size, "load": loaded}
+    print(json.dumps(row | {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}))
 
 
 def measure(folder: Path, layers: int, repeat: int) -> list[dict]:
@@ -117,27 +118,46 @@ def measure(folder: Path, layers: int, repeat: int) -> list[dict]:
                     done = subprocess.run(words, capture_output=True, text=True, check=True)
                     row = json.loads(done.stdout.splitlines()[-1])
                     seen = best.setdefault(way, row)
-                    seen["seconds"], seen["load"] = min(seen["seconds"], row["seconds"]), min(seen["load"], row["load"])
+                    for field in ("load", "seconds", "cpu"):
+                        seen[field] = min(seen[field], row[field])
                     seen["peak"] = max(seen["peak"], row["peak"])
             for way, row in best.items():
                 added = (row["peak"] - row["before"]) / row["size"]
-                ratios = {other: row["seconds"] / best[other]["seconds"] for other in ("plain", "assign")}
-                table.append({"source": name, "dtype": dtype, "way": way, "added": added, **row, "ratios": ratios})
+                ratios = {
+                    f"{field}/{other}": row[field] / best[other][field]
+                    for field in ("seconds", "cpu")
+                    for other in ("plain", "assign")
+                }
+                table.append({"source": name, "dtype": dtype, "way": way, "added": added, **row, **ratios})
     return table
+
+
+def show(table: list[dict], repeat: int) -> None:
+    head = (
+        "peak GB",
+        "/weights",
+        "less interp.",
+        "load s",
+        "+touch s",
+        "/plain",
+        "/assign",
+        "CPU s",
+        "/plain",
+        "/assign",
+    )
+    print(f"{table[0]['size'] / 2e9:.3f} billion parameters, stored in bf16; best of {repeat}")
+    print(f"{'source':16}{'to':10}{'way':7}" + "".join(f"{name:>13}" for name in head))
+    for row in table:
+        numbers = [row["peak"] / 1e9, row["peak"] / row["size"], row["added"], row["load"], row["seconds"]]
+        numbers += [row["seconds/plain"], row["seconds/assign"], row["cpu"], row["cpu/plain"], row["cpu/assign"]]
+        print(f"{row['source']:16}{row['dtype']:10}{row['way']:7}" + "".join(f"{number:13.3f}" for number in numbers))
 
 
 def run(layers: int, repeat: int, folder: str | None = None) -> list[dict]:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         subprocess.run([sys.executable, __file__, "--make", place, str(layers)], check=True)
         table = measure(Path(place), layers, repeat)
-    print(f"{table[0]['size'] / 2e9:.3f} billion parameters, stored in bf16; best of {repeat}")
-    print("source           to        way     peak   /weights  without interpreter   load s  +touch s  /plain  /assign")
-    for row in table:
-        print(
-            f"{row['source']:16} {row['dtype']:9} {row['way']:6} {row['peak'] / 1e9:5.2f}GB  {row['peak'] / row['size']:7.3f}"
-            f"  {row['added']:19.3f}  {row['load']:7.2f}  {row['seconds']:8.2f}"
-            f"  {row['ratios']['plain']:6.2f}  {row['ratios']['assign']:7.2f}"
-        )
+    show(table, repeat)
     return table
 
 

@@ -26,10 +26,10 @@ def fuzz_header():
 
 
 def test_random_damage_ends_in_one_clear_error_or_what_the_library_reads(fuzz_header):
-    count, findings = fuzz_header.fuzz(cases=6000, every=60)
-    assert count == 6000 and findings.wrong == {}
+    count, findings = fuzz_header.fuzz(cases=4000, every=100)
+    assert count == 4000 and findings.wrong == {}
     for outcome in ("read", "refused", "index read", "index refused", "loaded", "load refused"):
-        assert findings.outcomes[outcome] > 10, outcome
+        assert findings.outcomes[outcome] >= 5, outcome
 
 
 def test_the_fuzzer_notices_what_must_not_be(fuzz_header, monkeypatch):

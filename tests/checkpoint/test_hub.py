@@ -71,7 +71,7 @@ def test_only_the_header_travels_until_the_bijection_is_decided(hub, cache):
     module = meta_model()
     with pytest.raises(CheckpointError, match="unexpected surplus"):
         load_checkpoint(module, SOURCE)
-    assert hub.bodies(NAME) == ["bytes=0-1048575"] and untouched(module)
+    assert hub.bodies(NAME) == ["bytes=0-1023", "bytes=0-1048575"] and untouched(module)
     assert match_checkpoint(meta_model(), SOURCE).summary == "matched 5/5, 1 unexpected"
     assert not list(cache.rglob("blobs/*"))
 
@@ -79,7 +79,7 @@ def test_only_the_header_travels_until_the_bijection_is_decided(hub, cache):
 def test_headers_without_ranges_and_of_more_than_the_first_bytes(hub, monkeypatch):
     monkeypatch.setattr(hub_module, "_FIRST", 64)
     assert set(open_checkpoint(SOURCE).tensors) == set(weights())
-    assert len(hub.bodies(NAME)) == 2
+    assert len(hub.bodies(NAME)) == 3
     hub.ranges = False
     assert set(open_checkpoint(SOURCE).tensors) == set(weights())
 
@@ -158,7 +158,8 @@ def test_a_killed_download_is_resumed_by_the_next_process(hub, cache, tmp_path):
         f"hub.download(hub.list_files('org/model', 'main'), ['{NAME}'])"
     )
     environment = os.environ | {
-        "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HOME": str(tmp_path),
+        "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_DOWNLOAD_TIMEOUT": "60",
+        "HF_HOME": str(tmp_path),
     }  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE)
     partial: list = []
@@ -213,6 +214,14 @@ def test_several_that_want_one_file_fetch_it_once(hub):
         thread.join(30)
     assert paths == [hub.files[NAME]] * 4
     assert hub.bodies(NAME) == [None]
+
+
+@pytest.mark.parametrize("name", ["w.gguf", "w.pth", "w.safetensors"])
+def test_what_is_no_weights_is_not_downloaded_to_find_out(hub, cache, name):
+    hub.files = {name: b"GGUF\3\0\0\0" + bytes(5000)}
+    with pytest.raises(CheckpointError, match=rf"org/model/{name} \(5008 bytes\) is a GGUF file"):
+        open_checkpoint(f"hf://org/model/{name}")
+    assert hub.bodies(name) == ["bytes=0-1023"] and not list(cache.rglob("blobs/*"))
 
 
 def test_space_is_checked_before_the_first_byte_and_the_folder_named(hub, cache):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from flashdreams.core.checkpoint import CheckpointError, load_checkpoint, match_
 from flashdreams.core.checkpoint import load as loading
 from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.core.checkpoint.meta import lost_tensors, parameters_on_meta
+from flashdreams.infra.config import ModuleConfig
 from small_model import SmallModel, meta_model, same, save_shards, untouched, weights
 
 pytestmark = pytest.mark.ci_cpu
@@ -281,3 +284,27 @@ def test_memory_that_runs_out_halfway_leaves_nothing_behind(path, monkeypatch):
     monkeypatch.setattr(loading, "check_finite", check)
     load_checkpoint(module, str(path))
     assert same(module, weights())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured(ModuleConfig):
+    _target: ClassVar[str] = "small_model:ConfiguredModel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgetful(ModuleConfig):
+    _target: ClassVar[str] = "small_model:ForgetfulModel"
+
+
+def test_a_configured_module_is_whole_with_a_checkpoint_as_without(path):
+    loaded = Configured(checkpoint_path=str(path), dtype="bfloat16").setup()
+    drawn = Configured(dtype="bfloat16").setup()
+    assert torch.equal(loaded.a.weight, weights()["a.weight"].bfloat16())
+    assert loaded.checkpoint_digest.startswith("sha256:") and drawn.checkpoint_digest is None
+    assert torch.equal(loaded.table, drawn.table) and loaded.table.dtype == drawn.table.dtype
+    assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_a_configured_module_that_lost_a_tensor_is_refused(path):
+    with pytest.raises(CheckpointError, match=r"ForgetfulModel has 1 tensors that no checkpoint fills \(rows\[0\]\)"):
+        Forgetful(checkpoint_path=str(path)).setup()

@@ -59,9 +59,12 @@ def test_views_transposed_tied_empty_and_parameter_tensors(file):
 @pytest.mark.parametrize("zipped", [True, False, None])
 @pytest.mark.parametrize(
     ("call", "name"),
-    [((os.system, "touch {}"), "posix.system"), ((subprocess.check_output, ["touch", "{}"]), "subprocess.check_output|commands.check_output"),
-     ((eval, "open('{}', 'w')"), "builtins.eval|__builtin__.eval|builtins.eval, eval|eval")],
-)  # fmt: skip
+    [
+        ((os.system, "touch {}"), r"posix\.system"),
+        ((subprocess.check_output, ["touch", "{}"]), r"(subprocess|commands)\.check_output"),
+        ((eval, "open('{}', 'w')"), r"(builtins|__builtin__)\.eval(, eval)?|eval"),
+    ],
+)
 def test_a_pickle_that_runs_commands_is_refused_by_name_and_runs_nothing(file, tmp_path, zipped, call, name):
     trace = tmp_path / "ran"
     function, words = call
@@ -147,7 +150,9 @@ def test_zip_archives_of_other_kinds(file):
         archive.writestr("model.safetensors", b"x")
     with pytest.raises(CheckpointError, match="a zip archive, but not one of torch.save"):
         load_checkpoint(meta_model(), str(file))
-    torch.jit.save(torch.jit.trace(torch.nn.Linear(3, 4), torch.zeros(1, 3)), str(file))
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("data.pkl", "constants.pkl"):
+            archive.writestr(f"program/{name}", b"x")
     with pytest.raises(CheckpointError, match="TorchScript program"):
         load_checkpoint(meta_model(), str(file))
 

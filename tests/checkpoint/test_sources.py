@@ -91,6 +91,9 @@ def test_package_files():
         (["t/m.safetensors", "vae/m.safetensors"], "vae", ["vae/m.safetensors"]),
         (["t/m.safetensors", "config.json"], "", ["t/m.safetensors"]),
         (["a.pt", "b.pt"], "b.pt", ["b.pt"]),
+        (["m.safetensors", "._m.safetensors"], "", ["m.safetensors"]),
+        (["m.pt", "optimizer.pt", "scheduler.pt", "rng_state_0.pt"], "", ["m.pt"]),
+        (["optimizer.pt"], "", ["optimizer.pt"]),
     ],
 )  # fmt: skip
 def test_the_weights_of_a_folder(names, path, files):

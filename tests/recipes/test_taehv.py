@@ -130,7 +130,7 @@ def test_encoding_equals_one_frame_at_a_time_with_the_last_repeated(codec: TAEHV
     assert close(codec.encode(clip, codec.initialize_cache()), want)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(cuts=st.sets(st.integers(1, 4)), latents_per_pass=st.integers(1, 6))
 def test_latents_decoded_in_any_chunks_equal_the_whole(
     codec: TAEHV, latent: Tensor, cuts: set[int], latents_per_pass: int
@@ -142,7 +142,7 @@ def test_latents_decoded_in_any_chunks_equal_the_whole(
     assert close(torch.cat(streamed, dim=2), whole)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(cuts=st.sets(st.sampled_from([4, 8, 12])))
 def test_a_video_encoded_in_groups_of_four_frames_and_a_rest_equals_the_whole(
     codec: TAEHV, clip: Tensor, cuts: set[int]

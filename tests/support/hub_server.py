@@ -16,9 +16,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class FakeHub:
     """Serves ``files`` of one repository, ``org/model``, at ``main``.
 
-    Faults: ``status`` answers every request with that code (and ``error_code``); ``drop_after`` ends the next body after
-    so many bytes, and ``stall_after`` sends no more after so many until ``resume`` is set; ``corrupt`` bodies have one
-    bit turned; ``ranges`` off ignores Range headers; ``token`` is needed to see anything.
+    Faults: ``status`` answers every request with that code (and ``error_code``); ``drop_after`` ends the next body
+    after so many bytes, and ``stall_after`` sends no more after so many until ``resume`` is set; ``corrupt`` bodies
+    have one bit turned; ``ranges`` off ignores Range headers; ``token`` is needed to see anything.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)

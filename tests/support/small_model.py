@@ -23,6 +23,21 @@ class SmallModel(nn.Module):
         self.mask = [torch.ones(2, dtype=torch.bool)]
 
 
+class ConfiguredModel(SmallModel):
+    """The same, made as the runtime makes modules."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+
+
+class ForgetfulModel(ConfiguredModel):
+    """Keeps a tensor that it computes from a weight when it is made."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__(config)
+        self.rows = (self.a.weight.detach()[:2],)
+
+
 def meta_model() -> SmallModel:
     with parameters_on_meta():
         return SmallModel()

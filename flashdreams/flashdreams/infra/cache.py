@@ -50,5 +50,7 @@ class PipelineCache:
     decoder: Any = None
     given: Tensor | None = None
     autoregressive_index: int = 0
+    loras: dict[str, float] = field(default_factory=dict)
+    """Weight of each LoRA from the next chunk on."""
     recent: dict[str, RecentLatents] = field(default_factory=dict)
     pending: dict[str, Any] = field(default_factory=dict)

@@ -33,6 +33,9 @@ class ModuleConfig(InstantiateConfig[T]):
     ``None`` leaves the module at its random initialisation (tests, training)."""
     state_dict_transform: str | None = field(default=None, metadata={"names_code": True})
     """``"module:function"`` that maps the checkpoint's state dict to the module's own keys."""
+    transforms: tuple[str, ...] = field(default=(), metadata={"names_code": True})
+    """Further such functions, of the layouts in which weights for this module are published. Where no transform is
+    named, the one of these that fits a checkpoint's header is taken; keys that fit as they are need none."""
     allow_missing: tuple[str, ...] = ()
     """Exact keys that a checkpoint may lack (zero-initialised new heads only)."""
 

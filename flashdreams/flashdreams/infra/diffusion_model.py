@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flashdreams.infra.cache import PipelineCache, RecentLatents
 from flashdreams.infra.config import DiffusionModelConfig
 from flashdreams.infra.layout import Layout
+from flashdreams.infra.loras import Loras
 from flashdreams.infra.transformer import Transformer
 
 VIDEO = "video"
@@ -27,6 +28,7 @@ class DiffusionModel(nn.Module):
         configs = [*(expert.transformer for expert in experts), config.transformer]
         self.experts = nn.ModuleList(transformer.setup(device=device) for transformer in configs)
         self.scheduler = config.scheduler.setup()
+        self.loras = Loras(self.experts)
 
     @property
     def transformer(self) -> Transformer:
@@ -49,6 +51,7 @@ class DiffusionModel(nn.Module):
 
     def set_conditions(self, cache: PipelineCache, conditions: Any) -> None:
         """Exchange the conditions of a rollout; the committed context stays."""
+        self.loras.use(cache.loras)
         for expert, expert_cache in zip(self.experts, cache.experts, strict=True):
             expert.set_conditions(expert_cache, conditions)
         cache.conditions = conditions
@@ -64,6 +67,7 @@ class DiffusionModel(nn.Module):
         if i != cache.autoregressive_index or cache.pending:
             state = "chunk %d waits for finalize" if cache.pending else "the next chunk is %d"
             raise ValueError(f"generate({i}) is out of order: " + state % cache.autoregressive_index)
+        self.loras.use(cache.loras)
         start, stop = cache.layout.plan.span(i)
         if cache.given is not None and stop <= cache.given.shape[2]:
             clean = cache.given[:, :, start:stop]
@@ -77,6 +81,7 @@ class DiffusionModel(nn.Module):
         i = autoregressive_index
         if i != cache.autoregressive_index or not cache.pending:
             raise ValueError(f"finalize({i}) without generate({i}); the next chunk is {cache.autoregressive_index}")
+        self.loras.use(cache.loras)
         clean, input = cache.pending[VIDEO], cache.pending["input"]
         timestep = self._timestep(1000 * self.config.transformer.context_noise, clean)
         for expert, expert_cache in zip(self.experts, cache.experts, strict=True):

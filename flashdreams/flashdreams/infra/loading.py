@@ -5,11 +5,45 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from flashdreams.config import import_object
-from flashdreams.core.checkpoint import CheckpointError, load_checkpoint
+from flashdreams.core.checkpoint import CheckpointError, load_checkpoint, open_checkpoint, parse_source
+from flashdreams.core.checkpoint.choose import choose_transform
 from flashdreams.core.checkpoint.meta import lost_tensors, parameters_on_meta
+from flashdreams.core.checkpoint.sources import RandomSource
+from flashdreams.core.notices import say_once
 from flashdreams.infra.config import ModuleConfig
+
+
+def build_on_meta(config: ModuleConfig) -> Any:
+    """The module of ``config`` without memory for its weights: for what names and shapes alone can answer."""
+    with parameters_on_meta():
+        return import_object(config._target)(config)
+
+
+def candidates(config: ModuleConfig) -> dict[str, Any]:
+    """The transforms that a checkpoint of ``config`` may need, by name: the one it names, or those it declares."""
+    if config.state_dict_transform:
+        return {config.state_dict_transform: import_object(config.state_dict_transform)}
+    return {"the keys as they are": None, **{name: import_object(name) for name in config.transforms}}
+
+
+def choose(config: ModuleConfig, root: nn.Module) -> Any:
+    """The transform of ``config``'s checkpoint: the one named, else the declared one that fits the file's header."""
+    options = candidates(config)
+    assert config.checkpoint_path is not None
+    if isinstance(parse_source(config.checkpoint_path), RandomSource):
+        return None
+    if len(options) == 1:
+        return next(iter(options.values()))
+    header = open_checkpoint(config.checkpoint_path).meta()
+    name, _, match = choose_transform(
+        root.state_dict(), header, options, allow_missing=config.allow_missing, dtype=getattr(torch, config.dtype)
+    )
+    if match.ok and options[name] is not None:
+        say_once(f"{config.checkpoint_path} has the layout that {name} reads")
+    return options[name]
 
 
 def setup_module(config: ModuleConfig, device: str) -> Any:
@@ -33,7 +67,7 @@ def setup_module(config: ModuleConfig, device: str) -> Any:
         report = load_checkpoint(
             getattr(module, "checkpoint_root", module),
             config.checkpoint_path,
-            transform=import_object(config.state_dict_transform) if config.state_dict_transform else None,
+            transform=choose(config, getattr(module, "checkpoint_root", module)),
             allow_missing=config.allow_missing,
             dtype=dtype,
             device=device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from flashdreams.infra.cache import PipelineCache
 from flashdreams.infra.config import PipelineConfig
 from flashdreams.infra.decoder import VideoCodec
 from flashdreams.infra.layout import Layout
+from flashdreams.infra.loras import Loras
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,11 @@ class StreamInferencePipeline(nn.Module):
         self.decoder = config.decoder.setup(device=device) if config.decoder else None
         self.eval().requires_grad_(False)
 
+    @property
+    def loras(self) -> Loras:
+        """LoRAs that rollouts may use: ``pipeline.loras.load("style", "style.safetensors", weight=0.8)``."""
+        return self.diffusion_model.loras
+
     def checkpoint_digests(self) -> dict[str, str | None]:
         """Digest of each part's weight file; ``None`` for random weights."""
         parts = {"text_encoder": self.text_encoder, "encoder": self.encoder, "decoder": self.decoder}
@@ -53,7 +59,7 @@ class StreamInferencePipeline(nn.Module):
         scales = [transformer.guidance_scale, *(e.transformer.guidance_scale for e in self.config.diffusion_model.high_noise)]
         if any(scale != 1 for scale in scales):
             negative = transformer.negative_prompt if negative_prompt is None else negative_prompt
-            slots["negative_text"] = self.text_encoder.encode([negative] * len(prompts))
+            slots["negative_text"] = self.text_encoder.encode([negative]).expand(len(prompts), -1, -1)
         return self.diffusion_model.transformer.conditions_type.from_dict(slots)
 
     @torch.no_grad()
@@ -76,6 +82,7 @@ class StreamInferencePipeline(nn.Module):
         noise: Noise | None = None,
         seed: int = 0,
         initial_latents: Tensor | None = None,
+        loras: Mapping[str, float] | None = None,
     ) -> PipelineCache:
         """State of a new rollout.
 
@@ -84,6 +91,7 @@ class StreamInferencePipeline(nn.Module):
             height, width: pixels, multiples of ``config.size_multiple``; the model's own by default.
             noise: the random source; by default :class:`KeyedNoise` of ``seed`` with sample ids "0", "1", ...
             initial_latents: normalised latents ``[B, C, T, h, w]`` of given first frames.
+            loras: weights of LoRAs by name; those given to ``loras.load`` by default.
         """
         height, width = height or self.config.height, width or self.config.width
         multiple = self.config.size_multiple
@@ -106,6 +114,8 @@ class StreamInferencePipeline(nn.Module):
             if tuple(initial_latents.shape) != expected:
                 raise ValueError(f"initial_latents are {list(initial_latents.shape)}; expected {list(expected)}")
             initial_latents = initial_latents.to(self.device)
+        loras = self.loras.check(self.loras.default if loras is None else loras)
+        self.loras.use(loras)
         return PipelineCache(
             layout=layout,
             noise=noise or KeyedNoise(seed, tuple(map(str, range(batch)))),
@@ -114,6 +124,7 @@ class StreamInferencePipeline(nn.Module):
             encoder=self.encoder.initialize_cache() if self.encoder else None,
             decoder=self.decoder.initialize_cache() if self.decoder else None,
             given=initial_latents,
+            loras=loras,
             recent=self.diffusion_model.recent(),
         )
 
@@ -154,6 +165,7 @@ class StreamInferencePipeline(nn.Module):
         height: int | None = None,
         width: int | None = None,
         noise: Noise | None = None,
+        loras: Mapping[str, float] | None = None,
     ) -> Rollout:
         """Stream chunks of video; see :class:`~flashdreams.infra.rollout.Rollout`.
 
@@ -162,12 +174,14 @@ class StreamInferencePipeline(nn.Module):
             num_chunk: how many chunks; ``None`` goes on without end.
             image: first frame, uint8 ``[H, W, 3]`` (or ``[B, H, W, 3]``) of the rollout's size.
             control: one control per pixel frame, or a function of (start frame, stop frame).
+            loras: weights of LoRAs by name; those given to ``loras.load`` by default.
         """
         from flashdreams.infra.rollout import start_rollout
 
         return start_rollout(
             self, prompt, seed=seed, num_chunk=num_chunk, negative_prompt=negative_prompt, conditions=conditions,
             image=image, initial_latents=initial_latents, control=control, height=height, width=width, noise=noise,
+            loras=loras,
         )  # fmt: skip
 
     def resume(self, path: str | Path, *, num_chunk: int | None = None, control: Control = None) -> Rollout:

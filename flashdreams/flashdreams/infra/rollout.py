@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Chunk:
 class Rollout(Iterator[Chunk]):
     """Iterate to generate. Frames are handed out before their chunk is committed.
 
-    Between chunks, :meth:`set_prompt` and :meth:`set_control` steer what follows, and :meth:`save` writes a state that
+    Between chunks, :meth:`set_prompt`, :meth:`set_control` and :meth:`set_loras` steer what follows, and :meth:`save` writes a state that
     :meth:`StreamInferencePipeline.resume` continues. :meth:`close` frees the memory; so does the end of iteration.
     """
 
@@ -108,6 +108,20 @@ class Rollout(Iterator[Chunk]):
         conditions = self.pipeline.encode_prompts(prompts, negative_prompt)
         with torch.no_grad():
             self.pipeline.diffusion_model.set_conditions(self.cache, conditions)
+
+    def set_loras(self, weights: Mapping[str, float]) -> None:
+        """From the next chunk on, these LoRAs and no others, with these weights; other rollouts keep theirs.
+
+        What was generated stays in the context. Names are those of ``pipeline.loras.load``.
+
+        Raises:
+            ValueError: a name is not loaded, or a weight is not finite; the rollout goes on as it was.
+        """
+        weights = self.pipeline.loras.check(weights)
+        self.flush()
+        self.cache.loras = weights
+        with torch.no_grad():  # the text's keys and values are weights' work too
+            self.pipeline.diffusion_model.set_conditions(self.cache, self.cache.conditions)
 
     def set_control(self, control: Any) -> None:
         """From the next chunk on, hold ``control`` for every frame, until it is set again."""

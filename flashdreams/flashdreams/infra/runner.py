@@ -227,7 +227,13 @@ class Runner:
         if config.dtype is not None:
             changes["dtype"] = config.dtype
         if config.ckpt_path is not None:
-            changes |= {"checkpoint_path": config.ckpt_path, "state_dict_transform": config.ckpt_transform}
+            own = config.pipeline.diffusion_model.transformer
+            declared = dict.fromkeys(filter(None, (own.state_dict_transform, *own.transforms)))
+            changes |= {
+                "checkpoint_path": config.ckpt_path,
+                "state_dict_transform": config.ckpt_transform,
+                "transforms": tuple(declared),
+            }
         elif config.ckpt_transform is not None:
             raise UserError("--ckpt-transform renames the keys of --ckpt-path, which is not given")
         scheduler = {} if config.num_steps is None else {"num_steps": config.num_steps}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +34,16 @@ class SnapshotError(ValueError):
     """The file is not a snapshot, or was made by another model, machine setup or version."""
 
 
-def fingerprint(pipeline: StreamInferencePipeline) -> dict[str, str]:
-    """What must be the same for a rollout to go on bit for bit."""
+def fingerprint(pipeline: StreamInferencePipeline, loras: Iterable[str] = ()) -> dict[str, str]:
+    """What must be the same for a rollout with these LoRAs to go on bit for bit."""
+    pipeline.loras.use({})
     weights = {
         name: digest or _state_digest(pipeline.get_submodule(_module_path(name)))
         for name, digest in pipeline.checkpoint_digests().items()
     }
+    digests = pipeline.loras.digests
+    for name in sorted(loras):
+        weights |= {f"lora.{key}": digest for key, digest in digests.items() if key.rpartition(".")[0] == name}
     return {
         "config": hashlib.sha256(to_yaml(pipeline.config).encode()).hexdigest(),
         "weights": hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest(),
@@ -64,7 +69,8 @@ def save(rollout: Rollout, path: Path) -> None:
     size = cache.layout.height * _compression(rollout.pipeline), cache.layout.width * _compression(rollout.pipeline)
     state = {
         "format": FORMAT,
-        "fingerprint": fingerprint(rollout.pipeline),
+        "fingerprint": fingerprint(rollout.pipeline, cache.loras),
+        "loras": cache.loras,
         "size": size,
         "plan": dataclasses.asdict(cache.layout.plan),
         "noise": noise_state,
@@ -88,7 +94,10 @@ def resume(
         raise SnapshotError(f"cannot read a saved rollout from {path}: {error}") from None
     if state.get("format") != FORMAT:
         raise SnapshotError(f"{path} is not a saved rollout of this version ({FORMAT})")
-    want, have = fingerprint(pipeline), state["fingerprint"]
+    loras = state["loras"]
+    if absent := [name for name in loras if name not in pipeline.loras.names]:
+        raise SnapshotError(f"{path} goes on with the LoRA {absent[0]!r}, which is not loaded; load it under this name")
+    want, have = fingerprint(pipeline, loras), state["fingerprint"]
     differs = [f"{name} (saved {have.get(name)}, here {want[name]})" for name in want if have.get(name) != want[name]]
     if differs:
         raise SnapshotError(f"{path} cannot go on here, because of another " + ", ".join(differs))
@@ -100,7 +109,7 @@ def resume(
     slots = {name: tensors[key].to(pipeline.device) for name, key in state["conditions"].items()}
     conditions = pipeline.diffusion_model.transformer.conditions_type.from_dict(slots)
     height, width = state["size"]
-    cache = pipeline.initialize_cache(conditions=conditions, height=height, width=width, noise=source)
+    cache = pipeline.initialize_cache(conditions=conditions, height=height, width=width, noise=source, loras=loras)
     cache.layout = dataclasses.replace(cache.layout, plan=type(cache.layout.plan)(**state["plan"]))
     _restore(cache, state["cache"], tensors, pipeline.device)
     for expert in cache.experts:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.infra.config import TransformerConfig
 from flashdreams.infra.layout import Layout
 
@@ -19,6 +21,9 @@ class Transformer(nn.Module):
 
     conditions_type: type
     """Frozen dataclass of named condition slots, with ``to_dict`` and ``from_dict``."""
+
+    layouts: ClassVar[Mapping[str, KeyMap]] = {}
+    """Key maps to the module's own names from the other layouts in which its weights and LoRAs are published."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -14,6 +14,8 @@ from flashdreams.scripts.console import columns, guarded
 COMMANDS = {
     "run": ("flashdreams.scripts.run:run", "Make a video (the same as flashdreams-run)."),
     "list": ("flashdreams.scripts.listing:main", "List the installed runners (--json for programs)."),
+    "doctor": ("flashdreams.scripts.doctor:main", "Check this machine: versions, devices, caches, ffmpeg, plugins."),
+    "checkpoint": ("flashdreams.scripts.checkpoint:main", "Inspect, verify, compare, convert and merge weights."),
 }
 """Name: ``module:function`` that takes the words after the name and the program's name; what it does."""
 

@@ -11,6 +11,9 @@ from flashdreams.core.checkpoint.errors import CheckpointError
 
 Kind = Literal["safetensors", "zip", "pickle", "index"]
 
+ENOUGH = 1024
+"""Bytes that tell."""
+
 _FOREIGN = {
     b"GGUF": "a GGUF file (block-quantized), which is not supported; use the safetensors file of the same model",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file, which is not supported; use the safetensors file of the same model",
@@ -23,17 +26,26 @@ _PAGE = re.compile(rb"\s*<(?:!doctype|html|\?xml|head|body)", re.IGNORECASE)
 
 
 def kind_of(path: Path) -> Kind:
-    """How to read ``path``: safetensors, a ``torch.save`` zip, a bare pickle, or the JSON index of shards.
+    """How to read the file at ``path``.
 
     Raises:
-        CheckpointError: there is no such file, or it is something else; the message says what, and how to get it.
+        CheckpointError: there is none, or see :func:`kind_of_bytes`.
     """
     size = file_size(path)
     try:
         with path.open("rb") as file:
-            first = file.read(1024)
+            return kind_of_bytes(file.read(ENOUGH), size, str(path))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def kind_of_bytes(first: bytes, size: int, path: str) -> Kind:
+    """How to read a file that begins with ``first``: safetensors, a ``torch.save`` zip, a bare pickle, or the JSON
+    index of shards.
+
+    Raises:
+        CheckpointError: it is something else; the message says what, and how to get the weights.
+    """
     if pointer := _POINTER.match(first):
         raise CheckpointError(
             f"{path} is a Git LFS pointer of {size} bytes, not the weights, which have {int(pointer[1])} bytes; "

@@ -68,10 +68,10 @@ def read_remote_header(listing: Listing, name: str) -> Header:
     """
     size = listing.files[name].size
     shown = f"{listing.repo}/{name}"
-    data = _first_bytes(listing, name, min(size, _FIRST))
+    data = first_bytes(listing, name, _FIRST)
     length = header_length(data[:8], size, shown)
     if 8 + length > len(data):
-        data = _first_bytes(listing, name, 8 + length)
+        data = first_bytes(listing, name, 8 + length)
     return parse_header(data[8 : 8 + length], size, shown)
 
 
@@ -133,10 +133,18 @@ def _cached_copy(repo: str, revision: str) -> Path | None:
     return None
 
 
-def _first_bytes(listing: Listing, name: str, count: int) -> bytes:
+def first_bytes(listing: Listing, name: str, count: int) -> bytes:
+    """The first ``count`` bytes of a remote file, or all if it has fewer.
+
+    Raises:
+        CheckpointError: they cannot be fetched.
+    """
     from huggingface_hub import constants, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
+    count = min(count, listing.files[name].size)
+    if not count:
+        return b""
     url = hf_hub_url(listing.repo, name, revision=listing.commit)
     headers = build_hf_headers() | {"Range": f"bytes=0-{count - 1}", "Accept-Encoding": "identity"}
     data = bytearray()

@@ -17,6 +17,7 @@ WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 INDEX = ".index.json"
 _MAX_INDEX = 25_000_000
 _VARIANT = re.compile(r"\.(?:fp16|bf16|fp32|non_ema|ema)\.", re.IGNORECASE)
+_BESIDE = re.compile(r"optim|sched|training_args|rng_state|random_states", re.IGNORECASE)
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 
 
@@ -114,8 +115,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(names: list[str]) -> list[str]:
-    """Without the half-precision and other variants, where the plain files are there too."""
-    return [name for name in names if not _VARIANT.search(name)] or names
+    """Without hidden files, training state, and the half-precision and other variants of plain files that are there."""
+    bare = {name: name.rpartition("/")[2] for name in names}
+    names = [name for name in names if not bare[name].startswith(".")]
+    names = [name for name in names if not _BESIDE.search(bare[name])] or names
+    return [name for name in names if not _VARIANT.search(bare[name])] or names
 
 
 def _complete(files: list[str], where: str) -> tuple[str, ...]:

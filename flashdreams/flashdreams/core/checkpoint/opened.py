@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdreams.core.checkpoint import hub
-from flashdreams.core.checkpoint.content import file_size, kind_of
+from flashdreams.core.checkpoint.content import ENOUGH, file_size, kind_of, kind_of_bytes
 from flashdreams.core.checkpoint.errors import CheckpointError
 from flashdreams.core.checkpoint.header import TensorInfo, read_file_header
 from flashdreams.core.checkpoint.layout import Choice, beside, choose, read_index
@@ -184,7 +184,8 @@ def _open_remote(source: HubSource) -> Checkpoint:
             )
     parts = []
     for file in files:
-        if file.endswith(".safetensors"):
+        first = hub.first_bytes(found, file, ENOUGH)
+        if kind_of_bytes(first, found.files[file].size, f"{source.repo}/{file}") == "safetensors":
             header = hub.read_remote_header(found, file)
             parts.append(Part(file, header.tensors, metadata=header.metadata))
         else:

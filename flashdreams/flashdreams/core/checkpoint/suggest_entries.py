@@ -28,8 +28,8 @@ def entries_of(match: Match, shapes: Mapping[str, Shape]) -> tuple[list[Entry], 
         scope = ends
         while link := above.get((scope[0].path, scope[1].path)):
             scope = link.scope
-            if min(len(node.children) or 2 for node in scope) < 2 and scope[0].path:
-                continue  # a module around one thing is no place of its own
+            if scope[0].path and all(node.is_layer for node in scope):
+                continue  # within one layer, nesting is part of the name
             pieces.append(Piece(scope[0].path, ends[0].below(scope[0]), ends[1].below(scope[1])))
             ends = scope
         return pieces[::-1]

@@ -15,25 +15,6 @@ from flashdreams.core.checkpoint.suggest_words import Name, contradict, name_of,
 SHAPE = "the only one of its shapes there"
 
 
-@dataclass(frozen=True)
-class Link:
-    """``source`` is ``target``; ``why``, and where (``scope``: the pair of modules in which it was decided)."""
-
-    source: Node
-    target: Node
-    scope: tuple[Node, Node]
-    why: str
-
-
-@dataclass
-class Doubt:
-    """Nodes of which it is not known which is which (or that have no counterpart: one list is empty)."""
-
-    sources: list[Node]
-    targets: list[Node]
-    why: str
-
-
 Place = tuple[str, str]
 Siblings = dict[tuple[bool, str], list[tuple[Name, Name | None]]]
 
@@ -45,21 +26,14 @@ class Question:
     scope: tuple[Node, Node]
     group: Group
     names: tuple[list[Name], list[Name]]
+    torn: bool
+    """Whether beside the group, tensors are left without a counterpart on both sides."""
 
     @property
     def place(self) -> Place:
         """Where it stands, whatever the numbers: the same for every block of a list."""
         first, second = (template_of(".".join(node.path)) for node in self.scope)
         return first, second
-
-
-@dataclass
-class Match:
-    """The outcome: links of modules and tensors, fused tensors, and what is open."""
-
-    links: list[Link] = field(default_factory=list)
-    bundles: list[Bundle] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
 
 
 class Matcher:
@@ -80,6 +54,7 @@ class Matcher:
         pending = [(source, target)]
         while pending:
             pending = self._round(pending)
+        self.result.judge_transposed()
 
     def _round(self, scopes: list[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
         questions: list[Question] = []
@@ -87,10 +62,10 @@ class Matcher:
         self._beside = {}
         for scope in scopes:
             alignment = self._align(scope)
-            self._leftovers(scope, alignment)
+            torn = self._leftovers(scope, alignment)
             for group in alignment.groups:
                 names = tuple([name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, _sides(group)))
-                questions.append(Question(scope, group, names))
+                questions.append(Question(scope, group, names, torn))
             self._note_siblings(scope, alignment)
         single = {
             (question.scope[0].path, question.names[0][0].text): question.names[1][0].text
@@ -195,7 +170,7 @@ class Matcher:
             alike = [pair for text in {template_of(name.text) for name in names} for pair in beside[is_target, text]]
             return [pair for pair in alike if pair[0] not in names]
 
-        pairs = decide(sources, targets, Context(order, 4 * whole[0] >= 3 * whole[1], learnt, others))
+        pairs = decide(sources, targets, Context(order, 4 * whole[0] >= 3 * whole[1], question.torn, learnt, others))
         proven = self._proven(question)
         if any(proven.get(index, other) != other for index, other, _ in pairs):
             return []  # an equal block, where shapes tell, says otherwise
@@ -217,9 +192,9 @@ class Matcher:
                 proven[index] = texts.index(seen.pop())
         return proven if len(set(proven.values())) == len(proven) else {}
 
-    def _leftovers(self, scope: tuple[Node, Node], alignment: Alignment) -> None:
+    def _leftovers(self, scope: tuple[Node, Node], alignment: Alignment) -> bool:
         """Tensors without a counterpart of equal shape: fused, split or transposed ones, and those that are just not
-        on the other side."""
+        on the other side. Returns whether some of the last are on either side."""
         extra, missing = alignment.extra, alignment.missing
         bundles = find_bundles(scope, extra, missing)
         self.result.bundles += bundles
@@ -237,6 +212,8 @@ class Matcher:
                 self._unlike(scope, sources, targets)
             else:
                 self._alone(sources, targets)
+        unmatched = [(bool(one), bool(two)) for one, two in buckets.values() if len(one) != len(two)]
+        return any(one for one, _ in unmatched) and any(two for _, two in unmatched)
 
     def _unlike(self, scope: tuple[Node, Node], sources: list[Node], targets: list[Node]) -> None:
         """More tensors of one shape on one side than on the other."""
@@ -268,6 +245,3 @@ def _sides(group: Group) -> tuple[list[Node], list[Node]]:
 def _by_index(node: Node) -> list[Node]:
     return [node.children[part] for part in sorted(node.children, key=int)]
 
-
-def same_shape(source: Node, target: Node) -> bool:
-    return squeeze(source.shape) == squeeze(target.shape)

@@ -58,36 +58,40 @@ def _by_words(
     left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name], context: Context
 ) -> list[Pair]:
     """Settle what equal or overlapping words settle, and hand the rest to :func:`by_numbers`."""
-    pairs: list[Pair] = []
+    count, pairs = len(left), []
     while len(left) == len(right) > 0:
-        found = _equal_words(left, right, sources, targets) or _shared_words(left, right, sources, targets, context)
+        found = _equal_words(left, right, sources, targets, context)
+        found = found or _shared_words(left, right, sources, targets, context)
         if not found:
             break
         pairs += found
         left = [index for index in left if index not in {pair[0] for pair in found}]
         right = [index for index in right if index not in {pair[1] for pair in found}]
+    if len(pairs) == 1 and count > 2:
+        return []  # one word that fits, among strange ones, is an accident
     if len(left) == len(right) == 1 and pairs and _may_be(left[0], right[0], sources, targets):
         return [*pairs, (left[0], right[0], "the only ones left")]
     if len(left) == len(right) > 1:
-        sides = (
-            Side(left, sources, _telling(left, sources), False),
-            Side(right, targets, _telling(right, targets), True),
-        )
-        pairs += by_numbers(*sides, context)
+        first, second = _telling(left, sources), _telling(right, targets)
+        pairs += by_numbers(Side(left, sources, first, False), Side(right, targets, second, True), context)
     return pairs
 
 
-def _equal_words(left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name]) -> list[Pair]:
-    """Pairs whose telling words are the same, and no one else's."""
+def _equal_words(
+    left: list[int], right: list[int], sources: Sequence[Name], targets: Sequence[Name], context: Context
+) -> list[Pair]:
+    """Pairs whose telling words are the same, and no one else's; sets of them go by numbers."""
     ours, theirs = _telling(left, sources), _telling(right, targets)
     if not any(ours.values()) or not any(theirs.values()):
         return []
     pairs: list[Pair] = []
-    for index, words in ours.items():
-        twins = [other for other in ours if ours[other] == words]
-        fits = [other for other in theirs if theirs[other] == words]
-        if len(twins) == len(fits) == 1 and (words or len(left) > 1):
-            pairs.append((index, fits[0], "the same words" if words else "no further word"))
+    for words in dict.fromkeys(ours.values()):
+        twins = [index for index in left if ours[index] == words]
+        fits = [other for other in right if theirs[other] == words]
+        if len(twins) == len(fits) == 1:
+            pairs.append((twins[0], fits[0], "the same words" if words else "no further word"))
+        elif len(twins) == len(fits) > 1:
+            pairs += _by_words(twins, fits, sources, targets, context)
     return pairs if any(ours[index] for index, _, _ in pairs) or len(left) == 2 else []
 
 

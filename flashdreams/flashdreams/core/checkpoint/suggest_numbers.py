@@ -21,6 +21,7 @@ class Context:
     Attributes:
         order: the targets in the order in which the model registers them (the rank of each), where that is known.
         stack: whether the things are (nearly) all there is in their place: a list, not parts of a block.
+        torn: whether things beside these have no counterpart, on both sides: then alike things may not belong together.
         learnt: which number a word of the one side was found to be on the other (``self`` -> 1), elsewhere here.
         others: the names beside these (of the target's side, if true) that differ from them by a number only, each with
             its counterpart, where that is known.
@@ -28,6 +29,7 @@ class Context:
 
     order: Sequence[int] | None = None
     stack: bool = False
+    torn: bool = False
     learnt: Mapping[str, int] = field(default_factory=dict)
     others: Callable[[bool, Sequence[Name]], list[tuple[Name, Name | None]]] = lambda is_target, names: []
 
@@ -60,6 +62,8 @@ class Side:
 
 def by_numbers(left: Side, right: Side, context: Context) -> list[Pair]:
     """Pairs by rank, where things differ by numbers alone on one side or on both; none where that may be wrong."""
+    if context.torn:
+        return []
     if left.is_numbered and right.is_numbered:
         return _both_numbered(left, right, context)
     if left.is_numbered and any(right.telling.values()):
@@ -75,6 +79,8 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
     pairs = list(zip(left.ranked, right.ranked, strict=True))
     ours, theirs = ([side.names[index] for index in side.ranked] for side in (left, right))
     same = all(one.numbers == two.numbers for one, two in zip(ours, theirs, strict=True))
+    if left.in_list and right.in_list and not same and _indices(ours, False, context) == _indices(theirs, True, context):
+        return []  # two lists with the same places, yet the things that look alike are at other ones
     if not (same and (left.in_list or right.in_list)):
         if len(pairs) > 2 and not (left.in_list or right.in_list or context.stack or context.order is not None):
             return []
@@ -82,6 +88,10 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
             if not side.in_list and not _is_one_row(own, partners, context.others(side.is_target, own)):
                 return []
     return [(index, other, "the order of the numbers") for index, other in pairs]
+
+
+def _indices(names: Sequence[Name], is_target: bool, context: Context) -> set[tuple[int, ...]]:
+    return {name.numbers for name in (*names, *(name for name, _ in context.others(is_target, names)))}
 
 
 def _is_built_otherwise(side: Side, context: Context) -> bool:
@@ -119,7 +129,7 @@ def _counted_words(numbered: Side, worded: Side, context: Context) -> list[Pair]
     registration where the numbers in the names agree with it. All that have an opinion must agree."""
     own = [numbered.names[index] for index in numbered.ranked]
     others = context.others(numbered.is_target, own)
-    if _is_built_otherwise(numbered, context) or not (numbered.in_list or _counts(own, others)):
+    if _is_built_otherwise(numbered, context) or not (numbered.in_list or (_counts(own, others) and not others)):
         return []
     opinions = [
         (order, " < ".join(chain)) for chain in SEQUENCES if (order := _in_sequence(chain, own, worded, others))

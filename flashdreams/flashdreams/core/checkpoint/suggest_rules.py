@@ -218,53 +218,36 @@ def _merged(rules: list[Rule], sample: Mapping[str, str]) -> list[Rule]:
     """Rules that differ in one word, kept on both sides, become one: ``to_(q|k|v)`` -> ``\\1``."""
     at = 0
     while at < len(rules):
-        best = rules
-        for hole in range(len(_tokens(rules[at].pattern))):
-            group = [index for index in range(at, len(rules)) if _differ(rules[at], rules[index], hole)]
-            joined = _joined([rules[index] for index in group], hole) if len(group) > 1 else None
-            if joined is not None:
-                trial = [rule for index, rule in enumerate(rules) if index not in group]
-                trial.insert(at, joined)
-                if len(trial) < len(best) and _runs(trial, sample):
-                    best = trial
-        if best is rules:
-            at += 1
-        rules = best
+        trials = [_joined(rules, at, hole) for hole in range(len(_tokens(rules[at].pattern)))]
+        good = [trial for trial in trials if len(trial) < len(rules) and _runs(trial, sample)]
+        rules = min(good, key=len, default=rules)
+        at += not good
     return rules
+
+
+def _joined(rules: list[Rule], at: int, hole: int) -> list[Rule]:
+    """``rules`` with all those in one, in the place of the first, that are like rule ``at`` but for word ``hole``."""
+    tokens = _tokens(rules[at].pattern)
+    number = sum(token == "(" for token in tokens[:hole]) + 1
+    alike: dict[str, dict[str, Rule]] = defaultdict(dict)
+    for rule in rules[at:]:
+        own = _tokens(rule.pattern)
+        shifted = re.sub(r"\\(\d)", lambda found: f"\\{int(found[1]) + (int(found[1]) >= number)}", rule.replacement)
+        parts = _tokens(shifted)
+        same = own[:hole] == tokens[:hole] and own[hole + 1 :] == tokens[hole + 1 :]
+        if same and own[hole].isalnum() and parts.count(own[hole]) == 1:
+            alike["".join(rf"\g<{number}>" if part == own[hole] else part for part in parts)][own[hole]] = rule
+    text, group = next(((text, found) for text, found in alike.items() if rules[at] in found.values()), ("", {}))
+    if len(group) < 2:
+        return rules
+    pattern = "".join([*tokens[:hole], f"({'|'.join(group)})", *tokens[hole + 1 :]])
+    joined = Rule(pattern, re.sub(r"\\g<(\d)>(?!\d)", r"\\\1", text))
+    rest = [rule for rule in rules if rule not in group.values()]
+    return [*rest[:at], joined, *rest[at:]]
 
 
 def _tokens(text: str) -> list[str]:
     return re.findall(r"\\.|[A-Za-z]+|\d+|.", text)
-
-
-def _differ(first: Rule, second: Rule, hole: int) -> bool:
-    if first is second:
-        return True
-    one, two = _tokens(first.pattern), _tokens(second.pattern)
-    return (
-        len(one) == len(two)
-        and one[hole].isalnum()
-        and two[hole].isalnum()
-        and one[:hole] == two[:hole]
-        and one[hole + 1 :] == two[hole + 1 :]
-    )
-
-
-def _joined(rules: Sequence[Rule], hole: int) -> Rule | None:
-    words = [_tokens(rule.pattern)[hole] for rule in rules]
-    tokens = _tokens(rules[0].pattern)
-    number = sum(token == "(" for token in tokens[:hole]) + 1
-    pattern = "".join([*tokens[:hole], f"({'|'.join(dict.fromkeys(words))})", *tokens[hole + 1 :]])
-    texts = set()
-    for rule, word in zip(rules, words, strict=True):
-        later = re.sub(r"\\(\d)", lambda found: f"\\{int(found[1]) + (int(found[1]) >= number)}", rule.replacement)
-        parts = _tokens(later)
-        if parts.count(word) != 1 or len(set(words)) != len(words):
-            return None
-        texts.add("".join(rf"\g<{number}>" if part == word else part for part in parts))
-    if len(texts) != 1:
-        return None
-    return Rule(pattern, re.sub(r"\\g<(\d)>(?!\d)", r"\\\1", texts.pop()))
 
 
 def _verbatim(renames: Mapping[str, str]) -> list[Rule]:

@@ -34,6 +34,11 @@ class Node:
         return self.path[len(scope.path) :]
 
     @cached_property
+    def is_layer(self) -> bool:
+        """Whether all tensors below belong to one module."""
+        return len({leaf.path[:-1] for leaf in self.tensors}) == 1
+
+    @cached_property
     def content(self) -> tuple[Any, ...]:
         """Shapes below, as a multiset that takes no notice of names, order or nesting."""
         return tuple(sorted(Counter((_is_bias(leaf), squeeze(leaf.shape)) for leaf in self.tensors).items()))

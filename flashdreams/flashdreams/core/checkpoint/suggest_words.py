@@ -49,7 +49,7 @@ _PAIRS = {("feed", "forward"): ["ffn"], ("layer", "norm"): ["norm"], ("ada", "ln
 NOISE = frozenset("to proj lin layer layers module weight w fn the of wrapped conv".split())
 """Words that say how a thing is built, not which one it is."""
 
-PLACES = frozenset("pre post before after".split())
+PLACES = frozenset("pre post before after res".split())
 """Words that put a thing beside another one: ``post_attention_norm`` is not the norm of the attention."""
 
 RIVALS = tuple(

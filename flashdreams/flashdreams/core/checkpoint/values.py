@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,9 +20,9 @@ def check_finite(value: Tensor, key: str, source: str, stored: torch.dtype) -> b
     """
     if value.dtype.itemsize == 1:  # no arithmetic on fp8; its few values are cheap to widen
         value = value.to(torch.bfloat16)
-    total = value.sum()
-    if total.isfinite():
-        return bool(total != 0) or bool(value.any())
+    total = value.sum().item()
+    if math.isfinite(total):
+        return total != 0 or bool(value.any())
     broken = int((~value.isfinite()).sum())
     if not broken:
         return True

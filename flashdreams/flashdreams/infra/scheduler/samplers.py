@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Scheduler:
 
     def _steps(self, count: int) -> tuple[Step, ...]:
         sigmas, timesteps = self.sigmas(count).tolist(), self.timesteps(count).tolist()
-        if any(a <= b for a, b in zip(sigmas, sigmas[1:], strict=False)):
+        if any(a <= b for a, b in pairwise(sigmas)):
             raise ConfigError(
                 f"{count} steps cannot be told apart in float32 with {self.config}; use fewer steps or a smaller shift"
             )

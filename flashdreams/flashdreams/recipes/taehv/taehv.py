@@ -33,23 +33,35 @@ class TAEHVCache:
 
 
 class Memory(nn.Module):
-    """Three convolutions over a frame and the one before it, beside the identity."""
+    """A layer that looks at a frame and the one before it."""
+
+    def forward(self, x: Tensor, past: Tensor) -> Tensor:
+        """``past`` holds, for every frame of ``x``, the frame before it; zeros before the first of a stream."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class BaseMemory(Memory):
+    """Three 3x3 convolutions beside the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.conv = nn.Sequential(
-            conv3x3(2 * dim, dim), nn.ReLU(), conv3x3(dim, dim), nn.ReLU(), conv3x3(dim, dim)
-        )  # fmt: skip
+            conv3x3(2 * dim, dim),
+            nn.ReLU(),
+            conv3x3(dim, dim),
+            nn.ReLU(),
+            conv3x3(dim, dim),
+        )
 
     def forward(self, x: Tensor, past: Tensor) -> Tensor:
         return F.relu(self.conv(torch.cat((x, past), dim=1)) + x)
 
 
 class SuperMemory(Memory):
-    """A wide depthwise and two pointwise convolutions instead."""
+    """A wide depthwise and two pointwise convolutions beside the identity."""
 
     def __init__(self, dim: int) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.conv = nn.Sequential(
             nn.Conv2d(2 * dim, 2 * dim, 7, padding=3, groups=2 * dim, bias=False),
             nn.Conv2d(2 * dim, 4 * dim, 1),
@@ -101,7 +113,7 @@ def encoder_layers(config: TAEHVConfig) -> list[nn.Module]:
     """Frames of ``3 * patch_size**2`` channels to latents, an eighth the size."""
     layers: list[nn.Module] = [conv3x3(3 * config.patch_size**2, 64), nn.ReLU()]
     for factor in config.encoder_time:
-        layers += [PoolTime(64, factor), conv3x3(64, 64, stride=2, bias=False), *(Memory(64) for _ in range(3))]
+        layers += [PoolTime(64, factor), conv3x3(64, 64, stride=2, bias=False), *(BaseMemory(64) for _ in range(3))]
     return [*layers, conv3x3(64, config.latent_channels)]
 
 
@@ -110,7 +122,7 @@ def decoder_layers(config: TAEHVConfig) -> list[nn.Module]:
     dims = (256, 128, 64, 64)
     layers: list[nn.Module] = [SoftClamp(), conv3x3(config.latent_channels, dims[0]), nn.ReLU()]
     for dim, next_dim, factor in zip(dims, dims[1:], config.decoder_time, strict=False):
-        layers += [*(Memory(dim) for _ in range(3)), nn.Upsample(scale_factor=2.0)]
+        layers += [*(BaseMemory(dim) for _ in range(3)), nn.Upsample(scale_factor=2.0)]
         layers += [GrowTime(dim, factor), conv3x3(dim, next_dim, bias=False)]
     return [*layers, nn.ReLU(), conv3x3(dims[-1], 3 * config.patch_size**2)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from flashdreams.config import ConfigError, InstantiateConfig
@@ -10,6 +10,9 @@ from flashdreams.infra.config import DType, TransformerConfig
 
 if TYPE_CHECKING:
     from flashdreams.recipes.wan.network import WanNetwork
+
+DIT_LAYOUTS = tuple(f"flashdreams.recipes.wan.keymaps:dit_from_{name}" for name in ("native", "diffusers", "fastvideo"))
+"""Transforms of the layouts in which weights of this family are published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,7 @@ class WanTransformerConfig(TransformerConfig):
     _target: ClassVar[str] = "flashdreams.recipes.wan.transformer:WanTransformer"
     network: WanNetworkConfig = WanNetworkConfig()
     dtype: DType = "bfloat16"
+    transforms: tuple[str, ...] = field(default=DIT_LAYOUTS, metadata={"names_code": True})
 
     @property
     def spatial_patch(self) -> int:

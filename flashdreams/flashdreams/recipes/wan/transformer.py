@@ -15,6 +15,7 @@ from flashdreams.core.rope import Rope, rope_3d
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.transformer import Transformer
 from flashdreams.recipes.wan.config import WanTransformerConfig
+from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS, DIT_FROM_FASTVIDEO
 from flashdreams.recipes.wan.network import ChunkContext, NetworkCache, WanNetwork
 
 
@@ -63,6 +64,7 @@ class WanTransformer(Transformer):
 
     config: WanTransformerConfig
     conditions_type = WanConditions
+    layouts = {"diffusers": DIT_FROM_DIFFUSERS, "fastvideo": DIT_FROM_FASTVIDEO}
 
     def __init__(self, config: WanTransformerConfig) -> None:
         super().__init__(config)

@@ -1,7 +1,13 @@
 """Train the built-in model from nothing, stage by stage; every stage resumes from its checkpoint.
 
     python -m tiny_world.train                          the whole chain, about two hours on two cores
-    python -m tiny_world.train --stage base --minutes 60   go on with one stage (a longer plan also extends it)
+    python -m tiny_world.train --stage base --minutes 60   one stage (a longer plan goes on where a shorter ended)
+
+To train the packaged weights further, without any earlier checkpoint:
+
+    python -m tiny_world.train --from-package --stage encode
+    python -m tiny_world.train --from-package --stage base --minutes 60
+    python -m tiny_world.train --stage export
 """
 
 from __future__ import annotations
@@ -42,6 +48,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="wall-clock time of the stage, or of the whole chain")
     parser.add_argument("--out", type=Path, default=Path("outputs/tiny_world"), help="checkpoints, latents and logs")
     parser.add_argument("--weights", type=Path, default=Path(__file__).parents[1] / "weights", help="for export")
+    parser.add_argument("--from-package", action="store_true", help="start from the weights in the package")
     parser.add_argument("--shards", type=int, default=28, help="of 50 long and 300 short clips each")
     parser.add_argument("--workers", type=int, default=2, help="one-thread processes that share their gradients")
     args = parser.parse_args()
@@ -51,7 +58,13 @@ def main() -> None:
 
     torch.set_num_threads(1 if args.workers > 1 else torch.get_num_threads())
     scale = (args.minutes or sum(MINUTES.values())) / sum(MINUTES.values())
-    for stage in MINUTES if args.stage == "all" else (args.stage,):
+    stages = tuple(MINUTES) if args.stage == "all" else (args.stage,)
+    if args.from_package:
+        from tiny_world.train.export import unpack
+
+        unpack(args.weights, args.out)
+        stages = tuple(stage for stage in stages if stage != "codec")
+    for stage in stages:
         minutes = MINUTES[stage] * scale if args.stage == "all" else (args.minutes or MINUTES[stage])
         run_stage(stage, args.out, minutes, args.shards, args.weights, args.workers)
 

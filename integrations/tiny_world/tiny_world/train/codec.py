@@ -191,5 +191,3 @@ def load_codec(codec: TrainingCodec, path: Path) -> None:
         raise FileNotFoundError(f"{path} is missing: run `python -m tiny_world.train --stage codec` first")
     codec.load_state_dict(state["model"])
     codec.eval()
-
-

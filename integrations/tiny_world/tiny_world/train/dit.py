@@ -107,7 +107,7 @@ def group_loss(model: TrainingModel, teacher: TrainingModel, group: Group, batch
 
 
 def train_base(out: Path, minutes: float, seed: int = 0) -> None:
-    """Train until ``minutes`` are spent; writes ``base.pt`` with averaged weights, refreshed every 100 steps."""
+    """Train until ``minutes`` are spent; writes ``base.pt`` with averaged weights, refreshed every 50 steps."""
     plan = FlowPlan()
     torch.manual_seed(seed)
     model, teacher = TrainingModel(), TrainingModel().requires_grad_(False)
@@ -116,7 +116,7 @@ def train_base(out: Path, minutes: float, seed: int = 0) -> None:
     step, clock = 0, Clock(minutes)
     if state := load(out / "base_resume.pt"):
         model.load_state_dict(state["model"])
-        for tool, saved in zip(tools, state["optimizers"], strict=True):
+        for tool, saved in zip(tools, state.get("optimizers", ()), strict=False):
             tool.load_state_dict(saved)
         average.values, step, clock = state["average"], state["step"], Clock(minutes, state["seconds"])
     bank, log = LatentBank(out / "latents"), Log(out / "base.jsonl")
@@ -149,7 +149,7 @@ def train_base(out: Path, minutes: float, seed: int = 0) -> None:
         step += 1
         if step % 100 == 0:
             bank.refresh()
-        if step % 100 == 0 and parallel.rank() == 0:
+        if step % 50 == 0 and parallel.rank() == 0:
             average.copy_to(teacher)
             save(out / "base.pt", model=teacher.state_dict())
             save(out / "base_resume.pt", model=model.state_dict(), average=average.values, step=step,
