@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import ClassVar
@@ -84,6 +85,17 @@ def test_cast_touches_floats_only(path, dtype):
     load_checkpoint(module, str(path), dtype=dtype)
     assert module.count.tolist() == [3, 4]
     assert torch.equal(module.a.weight, weights()["a.weight"].to(dtype))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_crash(tmp_path, mapped):
+    save_file({"big": torch.ones(100_000), "end": torch.ones(100_000)}, tmp_path / "w.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "w.safetensors")
+    if mapped:
+        checkpoint.lazily("end")
+    os.truncate(tmp_path / "w.safetensors", 8192)
+    with pytest.raises(CheckpointError, match="cut off"):
+        checkpoint.read("end")
 
 
 def test_shards_equal_the_single_file(tmp_path):

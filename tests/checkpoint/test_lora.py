@@ -1,4 +1,4 @@
-"""LoRAs: every spelling of the same one means the same, all or nothing is matched, and taking it out leaves no trace."""
+"""LoRAs: every spelling of one means the same, all or nothing is matched, and taking it out leaves no trace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from mini_wan import FILE, factors, mini_wan
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -14,6 +13,7 @@ from flashdreams.core.checkpoint import CheckpointError
 from flashdreams.core.checkpoint.keymap import Fuse, KeyMap, Split, Transpose
 from flashdreams.core.checkpoint.lora import LoraSet
 from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS, DIT_FROM_FASTVIDEO
+from mini_wan import FILE, factors, mini_wan
 
 pytestmark = pytest.mark.ci_cpu
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from template_model import template_pipeline
 
 from flashdreams.core.checkpoint import CheckpointError
 from flashdreams.infra.snapshot import SnapshotError
+from template_model import template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -72,10 +72,10 @@ def test_the_keys_and_values_of_the_text_are_made_anew(pipeline):
 
 
 def test_interleaved_rollouts_keep_their_own_loras(pipeline):
-    alone = {name: latents(pipeline, [weights] * 3) for name, weights in (("a", {"a": 1.0}), ("b", {"b": 0.5}), ("", {}))}
+    loras: dict[str, dict[str, float]] = {"a": {"a": 1.0}, "b": {"b": 0.5}, "": {}}
+    alone = {name: latents(pipeline, [weights] * 3) for name, weights in loras.items()}
     rollouts = {
-        name: pipeline.rollout("a red circle", seed=3, num_chunk=3, loras=weights)
-        for name, weights in (("a", {"a": 1.0}), ("b", {"b": 0.5}), ("", {}))
+        name: pipeline.rollout("a red circle", seed=3, num_chunk=3, loras=weights) for name, weights in loras.items()
     }
     for i in range(3):
         for name, rollout in rollouts.items():

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from mini_wan import FILE, factors
 from safetensors.torch import load_file, save_file
 
 from flashdreams.core import notices
 from flashdreams.core.checkpoint.keymap import keyshape_md5
 from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS
+from mini_wan import FILE, factors
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -156,7 +156,8 @@ def test_verify_against_a_manifest(checkpoint, tmp_path, diffusers):
     assert checkpoint("verify", FILE, "--manifest", path).code == 0
     other = checkpoint("verify", diffusers, "--manifest", path)
     assert other.code == 1 and "missing" in other.out
-    tampered = checkpoint("verify", "mini-wan", "--manifest", manifest(tmp_path / "t.json.gz", load_file(FILE), "0" * 32))
+    changed_by_hand = manifest(tmp_path / "t.json.gz", load_file(FILE), "0" * 32)
+    tampered = checkpoint("verify", "mini-wan", "--manifest", changed_by_hand)
     assert tampered.code == 1 and "states the hash 000" in tampered.out
     (tmp_path / "broken.json").write_text('{"tensors": [')
     broken = checkpoint("verify", "mini-wan", "--manifest", tmp_path / "broken.json")
@@ -248,8 +249,9 @@ def test_merge_lora_adds_each_with_its_weight(checkpoint, tmp_path):
 
 def test_merge_lora_reads_names_of_another_layout_with_the_model(checkpoint, diffusers, tmp_path):
     down, up = factors()["blocks.0.self_attn.q"]
-    save_file({"blocks.0.self_attn.q.lora_down.weight": down, "blocks.0.self_attn.q.lora_up.weight": up}, tmp_path / "l.safetensors")
-    words = ("merge-lora", diffusers, tmp_path / "l.safetensors", "--output", tmp_path / "m.safetensors")
+    lora, layer = tmp_path / "l.safetensors", "blocks.0.self_attn.q"
+    save_file({f"{layer}.lora_down.weight": down, f"{layer}.lora_up.weight": up}, lora)
+    words = ("merge-lora", diffusers, lora, "--output", tmp_path / "m.safetensors")
     assert "matched 0/1" in checkpoint(*words).err
     assert checkpoint(*words, "--model", "mini-wan").code == 0
     want = load_file(diffusers)["blocks.0.attn1.to_q.weight"] + up @ down

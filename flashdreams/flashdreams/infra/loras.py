@@ -1,23 +1,27 @@
-"""The LoRAs of a diffusion model. Which of them are in force belongs to a rollout, and is exchanged between its chunks."""
+"""The LoRAs of a diffusion model. Which of them are in force belongs to a rollout, and changes between its chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from torch import nn
+
 from flashdreams.core.checkpoint.lora import Lora, LoraSet, LoraSource, check_weights
-from flashdreams.infra.transformer import Transformer
 
 
 class Loras:
     """LoRAs by name. Each rollout has weights of its own for them, so rollouts that interleave do not meet.
 
-    The model's tensors hold one set of weights at a time: :meth:`use` exchanges it where the next rollout to make a chunk
-    has another. Rollouts with different LoRAs on one model are therefore right in any order, but not in two threads at
-    once, and each change takes the time of merging.
+    The model's tensors hold one set of weights at a time: :meth:`use` exchanges it where the next rollout to make a
+    chunk has another. Rollouts with different LoRAs on one model are therefore right in any order, but not in two
+    threads at once, and each change takes the time of merging.
     """
 
-    def __init__(self, experts: Iterable[Transformer]) -> None:
-        self._sets = [LoraSet(getattr(e, "checkpoint_root", e), e.layouts.values()) for e in experts]
+    def __init__(self, experts: Iterable[nn.Module]) -> None:
+        self._sets = [
+            LoraSet(getattr(expert, "checkpoint_root", expert), getattr(expert, "layouts", {}).values())
+            for expert in experts
+        ]
         self.default: dict[str, float] = {}
         """Weights that a new rollout starts with."""
 

@@ -39,8 +39,9 @@ class Chunk:
 class Rollout(Iterator[Chunk]):
     """Iterate to generate. Frames are handed out before their chunk is committed.
 
-    Between chunks, :meth:`set_prompt`, :meth:`set_control` and :meth:`set_loras` steer what follows, and :meth:`save` writes a state that
-    :meth:`StreamInferencePipeline.resume` continues. :meth:`close` frees the memory; so does the end of iteration.
+    Between chunks, :meth:`set_prompt`, :meth:`set_control` and :meth:`set_loras` steer what follows, and :meth:`save`
+    writes a state that :meth:`StreamInferencePipeline.resume` continues. :meth:`close` frees the memory; so does the
+    end of iteration.
     """
 
     def __init__(

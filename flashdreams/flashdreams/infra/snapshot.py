@@ -43,7 +43,8 @@ def fingerprint(pipeline: StreamInferencePipeline, loras: Iterable[str] = ()) ->
     }
     digests = pipeline.loras.digests
     for name in sorted(loras):
-        weights |= {f"lora.{key}": digest for key, digest in digests.items() if key.rpartition(".")[0] == name}
+        own = {key: digest or "not from a file" for key, digest in digests.items() if key.rpartition(".")[0] == name}
+        weights |= {f"lora.{key}": digest for key, digest in own.items()}
     return {
         "config": hashlib.sha256(to_yaml(pipeline.config).encode()).hexdigest(),
         "weights": hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest(),

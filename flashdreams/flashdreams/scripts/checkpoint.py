@@ -114,14 +114,14 @@ def _suggest(parser: Any) -> None:
 def _equal(parser: Any) -> None:
     for name in ("A", "B"):
         parser.add_argument(name.lower(), metavar=name, help=_SOURCE)
-    parser.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="largest |d| that counts as equal [0]")
+    parser.add_argument("--tolerance", type=float, default=0.0, metavar="X", help="largest |d| that is equal [0]")
     _model(parser)
 
 
 def _convert(parser: Any) -> None:
     parser.add_argument("source", metavar="SOURCE", help=_SOURCE)
     parser.add_argument("--to", metavar="LAYOUT", help="native, or another layout of the model, such as diffusers")
-    parser.add_argument("--dtype", metavar="NAME", help="number format of floating-point tensors: bfloat16, float16, ...")
+    parser.add_argument("--dtype", metavar="NAME", help="number format of floating-point tensors, such as bfloat16")
     _output(parser)
     _model(parser)
 

@@ -111,7 +111,8 @@ def read_manifest(path: str) -> Manifest:
             with gzip.open(path) as file:
                 data = file.read(_MAX_MANIFEST)
         content = json.loads(data)
-        tensors = {key: (_shape(value["shape"]), _dtype(value.get("dtype"))) for key, value in content["tensors"].items()}
+        stated = content["tensors"].items()
+        tensors = {key: (_shape(value["shape"]), _dtype(value.get("dtype"))) for key, value in stated}
         return Manifest(tensors, content.get("keyshape_md5"))
     except OSError as error:
         raise UserError(f"manifest {path} cannot be read: {error.strerror or error}") from None

@@ -19,7 +19,7 @@ from flashdreams.plugins.registry import PluginError, PluginWarning, discover_ru
 from flashdreams.scripts.console import columns
 from flashdreams.scripts.doctor_machine import attention, caches, devices, versions
 
-USAGE = "usage: flashdreams doctor\n\nChecks this machine. Exit code 1 if something needs care; each problem has its advice."
+USAGE = "usage: flashdreams doctor\n\nChecks this machine. Exit code 1, and advice on each problem, if there is one."
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def plugins() -> Iterator[tuple[str, ...]]:
         elif twice := next((str(each.message) for each in said if "is there twice" in str(each.message)), ""):
             yield entry.slug, text, f"{twice}; uninstall one of them"
         elif guard.asked:
-            yield entry.slug, f"{text}; imports torch where listings look", "ask its author to name classes by _target only"
+            yield entry.slug, f"{text}; imports torch where listings look", "ask its author to name classes lazily"
         else:
             yield entry.slug, text
 
@@ -111,7 +111,7 @@ def encoder() -> Iterator[tuple[str, ...]]:
             raise RuntimeError(f"{count} of 5 frames came back")
     except Exception as error:
         what = " ".join(str(error).split())[:160]
-        yield "H.264", f"a test video failed: {what}", "install av from its own wheels, which bring libx264 (pip install av)"
+        yield "H.264", f"a test video failed: {what}", "pip install --force-reinstall av (its wheels bring libx264)"
     else:
         yield "H.264", "a test video was written and read again"
     program = shutil.which("ffmpeg")

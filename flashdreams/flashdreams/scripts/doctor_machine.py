@@ -32,7 +32,7 @@ def versions() -> Iterator[tuple[str, ...]]:
     try:
         required = importlib.metadata.requires("flashdreams") or []
     except importlib.metadata.PackageNotFoundError:
-        yield "installation", "flashdreams is imported from a folder, not installed", "run `pip install -e` on that folder"
+        yield "installation", "imported from a folder, not installed", "run `pip install -e` on that folder"
         return
     for requirement in map(Requirement, required):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -64,11 +64,13 @@ def devices() -> Iterator[tuple[str, ...]]:
             yield name, f"{kind}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         except RuntimeError as error:
             what = str(error).splitlines()[0][:120]
-            yield name, f"{kind}: {what}", "another program holds it, or this PyTorch was not built for it; see pytorch.org"
+            yield name, f"{kind}: {what}", "free it, or install a PyTorch built for it (pytorch.org)"
     if not torch.cuda.is_available() and os.path.exists("/dev/nvidia0"):
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        yield "cuda", f"there is an NVIDIA GPU, but PyTorch ({built}) does not see it", (
-            "install the CUDA build of PyTorch (pytorch.org), or a driver that is new enough for it"
+        yield (
+            "cuda",
+            f"there is an NVIDIA GPU, but PyTorch ({built}) does not see it",
+            ("install the CUDA build of PyTorch (pytorch.org), or a driver that is new enough for it"),
         )
     if torch.backends.mps.is_available():
         yield "mps", "Apple GPU"
@@ -121,15 +123,19 @@ def caches() -> Iterator[tuple[str, ...]]:
     try:
         yield "compiled code", str(Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
     except (KeyError, OSError, ImportError):  # what getpass raises differs between versions of Python
-        yield "compiled code", "this user id has no name, and compilers name their cache after the user", (
-            "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written, or USER to any name"
+        yield (
+            "compiled code",
+            "this user id has no name, and compilers name their cache after the user",
+            ("set TORCHINDUCTOR_CACHE_DIR to a folder that can be written, or USER to any name"),
         )
 
 
 def _folder(name: str, path: Path, variable: str, low: int = 10**8) -> tuple[str, ...]:
     if not is_writable(path):
-        return name, f"{path} cannot be written; runs use a temporary folder instead", (
-            f"set {variable} to a folder that can be written"
+        return (
+            name,
+            f"{path} cannot be written; runs use a temporary folder instead",
+            (f"set {variable} to a folder that can be written"),
         )
     free = shutil.disk_usage(path).free
     text = f"{path}, {free / 1e9:.1f} GB free"

@@ -77,6 +77,7 @@ PIPELINE_TINY_WORLD = PipelineConfig(
             checkpoint_path=_WEIGHTS + "network.safetensors",
             len_t=1,
             window_size_t=6,
+            guidance_scale=2.5,
         ),
         scheduler=FlowMatchEulerSchedulerConfig(num_steps=4, shift=3.0),
     ),

@@ -15,7 +15,7 @@ of real or meta tensors (:meth:`KeyMap.apply`, the ``state_dict_transform`` of a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,17 +41,19 @@ __all__ = [
 Step = Rule | Strip | Drop | Split | Fuse | Transpose | Reshape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class KeyMap:
-    """Ordered steps from the keys of a checkpoint to those of a target; a pair of texts is a :class:`Rule`."""
+    """Ordered steps from the keys of a checkpoint to those of a target."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...]
     undoes: KeyMap | None = field(default=None, repr=False)
     """For an inverse: the map it must agree with, key for key."""
 
-    def __post_init__(self) -> None:
-        steps = tuple(Rule(*step) if isinstance(step, tuple) else step for step in self.steps)
-        object.__setattr__(self, "steps", steps)
+    def __init__(self, steps: Iterable[Step | tuple[str, str]] = (), undoes: KeyMap | None = None) -> None:
+        """A pair of texts among ``steps`` is a :class:`Rule`."""
+        rules = tuple(Rule(*step) if isinstance(step, tuple) else step for step in steps)
+        object.__setattr__(self, "steps", rules)
+        object.__setattr__(self, "undoes", undoes)
 
     def plan(self, header: Mapping[str, Any]) -> list[PlanItem]:
         """What becomes of every tensor, from names and shapes alone.

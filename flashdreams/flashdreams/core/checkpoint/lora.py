@@ -14,7 +14,7 @@ from flashdreams.core.checkpoint import hub
 from flashdreams.core.checkpoint.digest import file_digest
 from flashdreams.core.checkpoint.errors import CheckpointError
 from flashdreams.core.checkpoint.keymap import KeyMap
-from flashdreams.core.checkpoint.lora_file import Addition, read_additions
+from flashdreams.core.checkpoint.lora_file import read_additions
 from flashdreams.core.checkpoint.lora_match import Patch, match_lora
 from flashdreams.core.checkpoint.lora_settings import ADAPTER_CONFIG, LoraSettings, read_settings
 from flashdreams.core.checkpoint.opened import Checkpoint, open_checkpoint
@@ -56,7 +56,7 @@ def read_lora(source: LoraSource, wanted: Mapping[str, Tensor], key_maps: Iterab
         digest = file_digest(checkpoint.files[0]) if checkpoint.files else None
     shapes = {key: tuple(value.shape) for key, value in wanted.items()}
     patches = match_lora(additions, shapes, key_maps, name)
-    if not any(map(_has_effect, additions)):
+    if all(addition.change.is_zero for addition in additions):
         say_once(f"{name} changes nothing: every change in it is zero; is it from before training?")
     return Lora(name, len(additions), patches, digest)
 
@@ -74,12 +74,6 @@ def _settings(checkpoint: Checkpoint, source: str | Path) -> LoraSettings:
             content = hub.download(listing, [path])[0].read_bytes()
     notes = {name: text for part in checkpoint.parts for name, text in part.metadata.items()}
     return read_settings(content, notes, str(source))
-
-
-def _has_effect(addition: Addition) -> bool:
-    change = addition.change
-    tensors = (change.up, change.down) if hasattr(change, "up") else (change.value,)
-    return change.scale != 0 and all(bool(tensor.any()) for tensor in tensors)
 
 
 def merged(base: Tensor, changes: Iterable[tuple[float, Patch]], device: torch.device) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a LoRA file adds to which tensors, whoever trained it: peft, diffusers, kohya, ComfyUI, or the model's own names.
+"""What a LoRA file adds to which layers, whichever tool wrote it: peft, diffusers, kohya, ComfyUI, or the model's own.
 
-A layer ``base`` is changed by ``scale * up @ down``. The two factors are called ``lora_B`` and ``lora_A`` or ``lora_up``
-and ``lora_down``; the scale is ``alpha / rank``, with alpha in the file, in its notes, in the ``adapter_config.json``
-beside it, or equal to the rank. ``.diff`` and ``.diff_b`` are added as they are.
+A layer ``base`` is changed by ``scale * up @ down``. The two factors are called ``lora_B`` and ``lora_A``, or
+``lora_up`` and ``lora_down``; the scale is ``alpha / rank``, with alpha in the file, in its notes, in the
+``adapter_config.json`` beside it, or equal to the rank. ``.diff`` and ``.diff_b`` are added as they are.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ _DOWN = ("lora_A", "lora_down", "lora.down")
 
 @dataclass(frozen=True)
 class LowRank:
-    """``scale * up @ down``: ``down`` ``[rank, ...]``, ``up`` ``[out, rank]``, convolutions with their kernel in ``down``."""
+    """``scale * up @ down``: ``down`` ``[rank, ...]`` (a convolution's kernel is in it), ``up`` ``[out, rank]``."""
 
     down: Tensor
     up: Tensor
     scale: float
+
+    @property
+    def is_zero(self) -> bool:
+        return not (self.scale and self.down.any() and self.up.any())
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         rank, out = self.down.shape[0], self.up.shape[0]
@@ -67,6 +71,10 @@ class Difference:
 
     value: Tensor
     scale: float = 1.0
+
+    @property
+    def is_zero(self) -> bool:
+        return not (self.scale and self.value.any())
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         return tuple(self.value.shape) == shape

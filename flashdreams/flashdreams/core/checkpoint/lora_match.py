@@ -31,15 +31,16 @@ class Patch:
     additions: dict[str, list[Addition]] = field(default_factory=dict)
 
     def __call__(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The change, of the tensor's shape. (Every step of a key map is linear, so it maps changes as it does weights.)"""
+        """The change, of the tensor's shape. The steps of a key map are linear, so they map changes as weights."""
         return self.item.operation(*(self._of(key, device, dtype) for key in self.item.sources))
 
     def _of(self, key: str, device: torch.device, dtype: torch.dtype) -> Tensor:
         shape = self.shapes[key]
-        changes = [addition.change(shape, device, dtype) for addition in self.additions.get(key, [])]
-        return torch.stack(changes).sum(0) if len(changes) > 1 else changes[0] if changes else torch.zeros(
-            shape, device=device, dtype=dtype
-        )
+        total: Tensor | None = None
+        for addition in self.additions.get(key, []):
+            change = addition.change(shape, device, dtype)
+            total = change if total is None else total.add_(change)
+        return torch.zeros(shape, device=device, dtype=dtype) if total is None else total
 
 
 class _Layout:
@@ -102,8 +103,8 @@ def match_lora(
         assert key is not None
         if not addition.change.fits(layout.shapes[key]):
             raise CheckpointError(
-                f"{source} does not fit this model: {addition.base} changes {list(addition.change.shape)}, but {key} is "
-                f"{list(layout.shapes[key])}; it is for a model of another size"
+                f"{source} does not fit this model: {addition.base} changes {list(addition.change.shape)}, but {key} "
+                f"is {list(layout.shapes[key])}; it is for a model of another size"
             )
         by_key.setdefault(key, []).append(addition)
     return {

@@ -28,7 +28,8 @@ class LoraSettings:
     def scale(self, base: str, rank: int, alpha: float | None) -> float:
         """The factor of a layer: ``alpha`` stands in the file and overrules the rest."""
         if alpha is None:
-            alpha = next((a for text, a in self.patterns.items() if re.fullmatch(rf"(?:.*\.)?(?:{text})", base)), self.alpha)
+            named = (a for text, a in self.patterns.items() if re.fullmatch(rf"(?:.*\.)?(?:{text})", base))
+            alpha = next(named, self.alpha)
         if alpha is None:
             return 1.0
         return alpha / (rank**0.5 if self.rank_stabilized else rank)
@@ -48,7 +49,8 @@ def read_settings(config: bytes | None, notes: Mapping[str, str], source: str) -
             return _parse({name.rpartition(".")[2] if "pattern" not in name else name: v for name, v in named.items()})
     except (ValueError, TypeError, AttributeError, re.error) as error:
         where = ADAPTER_CONFIG if config is not None else _NOTE
-        raise CheckpointError(f"{source}: its {where} is damaged ({str(error)[:120]}), so its alpha is unknown") from None
+        why = str(error)[:120]
+        raise CheckpointError(f"{source}: its {where} is damaged ({why}), so its alpha is unknown") from None
     return LoraSettings()
 
 

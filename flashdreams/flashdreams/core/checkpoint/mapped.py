@@ -55,7 +55,13 @@ class MappedFile:
                 )
 
     def tensor(self, info: TensorInfo) -> Tensor:
-        """The stored tensor, in place; each has a storage of its own that keeps the mapping alive."""
+        """The stored tensor, in place; each has a storage of its own that keeps the mapping alive.
+
+        Raises:
+            CheckpointError: the file is shorter than when its header was read.
+        """
+        if info.stop > len(self._map):
+            raise CheckpointError(f"{self.path} was cut off at byte {len(self._map)} while it was read; fetch it again")
         dtype = TORCH_DTYPES[info.dtype]
         if info.start == info.stop:
             return torch.empty(info.shape, dtype=dtype)

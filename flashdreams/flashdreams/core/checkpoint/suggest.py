@@ -15,7 +15,8 @@ from flashdreams.core.checkpoint.keymap import KeyMap, Step
 from flashdreams.core.checkpoint.keymap_steps import WRAPPERS, Drop, Strip
 from flashdreams.core.checkpoint.keymap_tensors import Shape, shape_of
 from flashdreams.core.checkpoint.suggest_entries import entries_of
-from flashdreams.core.checkpoint.suggest_match import Doubt, Link, Match, Matcher
+from flashdreams.core.checkpoint.suggest_match import Matcher
+from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
 from flashdreams.core.checkpoint.suggest_rules import make_rules
 from flashdreams.core.checkpoint.suggest_tree import build_tree
 from flashdreams.core.checkpoint.suggest_words import template_of
@@ -166,7 +167,7 @@ def _remaining(doubts: Iterable[Doubt], stripped: Mapping[str, str]) -> Iterable
 def _evidence(match: Match) -> Iterable[str]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for link in match.links:
-        old, new = (".".join(node.below(own)) for node, own in zip((link.source, link.target), link.scope))
+        old, new = ".".join(link.source.below(link.scope[0])), ".".join(link.target.below(link.scope[1]))
         if old != new or link.source.shape is None:
             counts[template_of(old), template_of(new), link.why] += len(link.source.tensors)
     for (old, new, why), count in counts.items():

@@ -10,7 +10,7 @@ from flashdreams.core.checkpoint.keymap_parts import Fuse, Split
 from flashdreams.core.checkpoint.keymap_steps import Reshape, Transpose
 from flashdreams.core.checkpoint.keymap_tensors import Shape
 from flashdreams.core.checkpoint.suggest_fused import Bundle
-from flashdreams.core.checkpoint.suggest_match import Match
+from flashdreams.core.checkpoint.suggest_outcome import Match
 from flashdreams.core.checkpoint.suggest_rules import Piece
 from flashdreams.core.checkpoint.suggest_tree import Node
 from flashdreams.core.checkpoint.suggest_words import template_of
@@ -42,7 +42,7 @@ def entries_of(match: Match, shapes: Mapping[str, Shape]) -> tuple[list[Entry], 
         if source.shape is None or target.shape is None:
             continue
         renames[source.key], pieces[source.key] = target.key, pieces_down_to((source, target))
-        for kind in _changes(source.shape, target.shape):
+        for kind in ["transpose"] if source.key in match.turned else _changes(source.shape, target.shape):
             changed[template_of(source.key), kind].append((source.key, source.shape, target.shape))
     entries: list[Entry] = []
     for (template, kind), found in changed.items():

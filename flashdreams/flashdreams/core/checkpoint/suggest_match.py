@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from flashdreams.core.checkpoint.suggest_fused import Bundle, find_bundles
+from flashdreams.core.checkpoint.suggest_leftovers import names_below, place_leftovers
 from flashdreams.core.checkpoint.suggest_names import decide, decide_some
 from flashdreams.core.checkpoint.suggest_numbers import Context, Pair
-from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align, squeeze, turn
-from flashdreams.core.checkpoint.suggest_words import Name, contradict, name_of, template_of
+from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
+from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align
+from flashdreams.core.checkpoint.suggest_words import Name, contradict, template_of
 
 SHAPE = "the only one of its shapes there"
-
 
 Place = tuple[str, str]
 Siblings = dict[tuple[bool, str], list[tuple[Name, Name | None]]]
@@ -55,6 +55,7 @@ class Matcher:
         while pending:
             pending = self._round(pending)
         self.result.judge_transposed()
+        self.result.judge_leftovers()
 
     def _round(self, scopes: list[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
         questions: list[Question] = []
@@ -62,10 +63,9 @@ class Matcher:
         self._beside = {}
         for scope in scopes:
             alignment = self._align(scope)
-            torn = self._leftovers(scope, alignment)
+            torn = place_leftovers(scope, alignment, self.result)
             for group in alignment.groups:
-                names = tuple([name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, _sides(group)))
-                questions.append(Question(scope, group, names, torn))
+                questions.append(Question(scope, group, names_below(scope, *_sides(group)), torn))
             self._note_siblings(scope, alignment)
         single = {
             (question.scope[0].path, question.names[0][0].text): question.names[1][0].text
@@ -75,10 +75,12 @@ class Matcher:
         for question in questions:
             if len(question.group.sources) == 1:
                 links += self._single(question, single)
-        answers: dict[object, list[Pair]] = {}
-        for question in questions:
-            if len(question.group.sources) > 1:
-                links += self._several(question, answers)
+        several = [question for question in questions if len(question.group.sources) > 1]
+        for _ in range(2):  # what one answer teaches may answer an earlier question
+            answers: dict[object, list[Pair]] = {}
+            settled = [self._ask(question, answers) for question in several]
+        for question, pairs in zip(several, settled, strict=True):
+            links += self._linked(question, pairs)
         self.result.links += links
         return [(link.source, link.target) for link in links if link.source.shape is None or link.target.shape is None]
 
@@ -89,7 +91,7 @@ class Matcher:
             return Alignment([Group([first], [second], "list") for first, second in pairs], [], [])
 
         def settle(sources: list[Node], targets: list[Node]) -> list[tuple[Node, Node]]:
-            names = [name_of(node.below(source)) for node in sources], [name_of(node.below(target)) for node in targets]
+            names = names_below(scope, sources, targets)
             return [(sources[index], targets[other]) for index, other, _ in decide_some(*names, Context())]
 
         lefts = source.children.values() if source.shape is None else [source]
@@ -99,14 +101,8 @@ class Matcher:
     def _note_siblings(self, scope: tuple[Node, Node], alignment: Alignment) -> None:
         """Remember all names in a pair of modules, by template, with their counterparts as far as shapes tell."""
         beside: dict[tuple[bool, str], list[tuple[Name, Name | None]]] = defaultdict(list)
-        for group in (
-            *alignment.groups,
-            *(Group([node], [], "") for node in alignment.extra),
-            Group([], alignment.missing, ""),
-        ):
-            names = [
-                [name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, _sides(group), strict=True)
-            ]
+        for group in (*alignment.groups, Group(alignment.extra, [], ""), Group([], alignment.missing, "")):
+            names = names_below(scope, *_sides(group))
             alone = len(names[0]) == len(names[1]) == 1
             for is_target in (False, True):
                 for name in names[is_target]:
@@ -134,23 +130,31 @@ class Matcher:
             if len(words) == 1 and len(other.numbers) == 1 and not name.numbers:
                 self._learnt[place][next(iter(words))].add(other.numbers[0])
 
-    def _several(self, question: Question, answers: dict[object, list[Pair]]) -> list[Link]:
-        group = question.group
-        texts = tuple(tuple(name.text for name in names) for names in question.names)
-        if (question.place, texts) not in answers:
-            answers[question.place, texts] = self._answer(question)
-        pairs = answers[question.place, texts]
-        for index, other, _ in pairs:
-            self._learn(question.place, question.names[0][index], question.names[1][other])
-        done = {index for index, _, _ in pairs}, {other for _, other, _ in pairs}
-        rest = [[node for at, node in enumerate(nodes) if at not in taken] for nodes, taken in zip(_sides(group), done)]
-        if rest[0]:
-            names = [
-                ", ".join(repr(".".join(node.below(own))) for node in nodes) for own, nodes in zip(question.scope, rest)
+    def _ask(self, question: Question, answers: dict[object, list[Pair]]) -> list[Pair]:
+        """The answer to a question, found once for all blocks in which it is asked."""
+        asked = question.place, *(tuple(name.text for name in names) for names in question.names)
+        if asked not in answers:
+            answers[asked] = self._answer(question)
+            for index, other, _ in answers[asked]:
+                self._learn(question.place, question.names[0][index], question.names[1][other])
+        return answers[asked]
+
+    def _linked(self, question: Question, pairs: list[Pair]) -> list[Link]:
+        """Links for the pairs, and a doubt about what they leave open."""
+        sources, targets = _sides(question.group)
+        found = {index for index, _, _ in pairs}, {other for _, other, _ in pairs}
+        if len(pairs) < len(sources):
+            texts = [
+                ", ".join(repr(name.text) for at, name in enumerate(names) if at not in taken)
+                for names, taken in zip(question.names, found, strict=True)
             ]
-            why = f"{names[0]} have the shapes of {names[1]}, and neither names nor order tell which is which"
+            rest = [
+                [node for at, node in enumerate(nodes) if at not in taken]
+                for nodes, taken in zip((sources, targets), found, strict=True)
+            ]
+            why = f"{texts[0]} have the shapes of {texts[1]}, and neither names nor order tell which is which"
             self.result.doubts.append(Doubt(*rest, why))
-        return [Link(group.sources[index], group.targets[other], question.scope, why) for index, other, why in pairs]
+        return [Link(sources[index], targets[other], question.scope, why) for index, other, why in pairs]
 
     def _answer(self, question: Question) -> list[Pair]:
         sources, targets = question.names
@@ -192,51 +196,6 @@ class Matcher:
                 proven[index] = texts.index(seen.pop())
         return proven if len(set(proven.values())) == len(proven) else {}
 
-    def _leftovers(self, scope: tuple[Node, Node], alignment: Alignment) -> bool:
-        """Tensors without a counterpart of equal shape: fused, split or transposed ones, and those that are just not
-        on the other side. Returns whether some of the last are on either side."""
-        extra, missing = alignment.extra, alignment.missing
-        bundles = find_bundles(scope, extra, missing)
-        self.result.bundles += bundles
-        taken = {id(node) for bundle in bundles for node in (bundle.whole, *bundle.parts)}
-        extra = [node for node in extra if id(node) not in taken]
-        missing = [node for node in missing if id(node) not in taken]
-        buckets: dict[object, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
-        for side, nodes in enumerate((extra, missing)):
-            for node in nodes:
-                buckets[turn(node.shape)][side].append(node)
-        for sources, targets in buckets.values():
-            if len(sources) == len(targets):
-                alignment.groups.append(Group(sources, targets, "turned"))
-            elif sources and targets:
-                self._unlike(scope, sources, targets)
-            else:
-                self._alone(sources, targets)
-        unmatched = [(bool(one), bool(two)) for one, two in buckets.values() if len(one) != len(two)]
-        return any(one for one, _ in unmatched) and any(two for _, two in unmatched)
-
-    def _unlike(self, scope: tuple[Node, Node], sources: list[Node], targets: list[Node]) -> None:
-        """More tensors of one shape on one side than on the other."""
-        if len(sources) < len(targets):
-            names = [[name_of(node.below(own)) for node in nodes] for own, nodes in zip(scope, (sources, targets))]
-            pairs = decide_some(names[0], names[1], Context())
-            self.result.links += [Link(sources[index], targets[other], scope, why) for index, other, why in pairs]
-            if pairs:
-                found = {other for _, other, _ in pairs}
-                self._alone([], [node for at, node in enumerate(targets) if at not in found])
-                return
-        why = f"{len(sources)} tensors of shape {list(sources[0].shape or ())} for {len(targets)} places"
-        self.result.doubts.append(Doubt(sources, targets, why))
-
-    def _alone(self, sources: list[Node], targets: list[Node]) -> None:
-        for node in sources:
-            self.result.doubts.append(
-                Doubt([node], [], f"the model has no tensor of shape {list(node.shape or ())} there")
-            )
-        for node in targets:
-            why = f"the checkpoint has no tensor of shape {list(node.shape or ())} there"
-            self.result.doubts.append(Doubt([], [node], why))
-
 
 def _sides(group: Group) -> tuple[list[Node], list[Node]]:
     return group.sources, group.targets
@@ -244,4 +203,3 @@ def _sides(group: Group) -> tuple[list[Node], list[Node]]:
 
 def _by_index(node: Node) -> list[Node]:
     return [node.children[part] for part in sorted(node.children, key=int)]
-

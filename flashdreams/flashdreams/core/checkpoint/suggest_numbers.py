@@ -79,7 +79,12 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
     pairs = list(zip(left.ranked, right.ranked, strict=True))
     ours, theirs = ([side.names[index] for index in side.ranked] for side in (left, right))
     same = all(one.numbers == two.numbers for one, two in zip(ours, theirs, strict=True))
-    if left.in_list and right.in_list and not same and _indices(ours, False, context) == _indices(theirs, True, context):
+    if (
+        left.in_list
+        and right.in_list
+        and not same
+        and _indices(ours, False, context) == _indices(theirs, True, context)
+    ):
         return []  # two lists with the same places, yet the things that look alike are at other ones
     if not (same and (left.in_list or right.in_list)):
         if len(pairs) > 2 and not (left.in_list or right.in_list or context.stack or context.order is not None):

@@ -1,4 +1,4 @@
-"""What matching two trees of keys gives: links, fused tensors, doubts; and second thoughts about transposed matrices."""
+"""What matching two trees of keys gives: links, fused tensors, doubts; and afterthoughts about transposed matrices."""
 
 from __future__ import annotations
 
@@ -58,20 +58,35 @@ class Match:
             hidden = [link for link in links if _is_square(link)]
             hidden += [link for link in plain if squeeze(link.source.shape)[::-1] in shapes]
             if plain:
-                self._doubt(hidden)
+                self._doubt(hidden, "matrices around it are transposed; whether it is, its shape does not tell")
             else:
                 self.turned |= {link.source.key for link in hidden}
 
-    def _doubt(self, links: Iterable[Link]) -> None:
-        why = "other matrices around are transposed; whether this one is, its shape does not tell"
+    def judge_leftovers(self) -> None:
+        """A tensor is no longer linked if another one of its shape is left that has the better name: ``inv_freq`` is
+        not the ``weight`` while a ``weight`` is left."""
+        sources = {_role(leaf) for doubt in self.doubts for node in doubt.sources for leaf in node.tensors}
+        targets = {_role(leaf) for doubt in self.doubts for node in doubt.targets for leaf in node.tensors}
+        for link in list(self.links):
+            first, second = link.source, link.target
+            if first.shape is None or second.shape is None or first.path[-1] == second.path[-1]:
+                continue
+            if _role(second) in sources or _role(first) in targets:
+                self._doubt([link], "another tensor of its shape is left, and has the better name")
+
+    def _doubt(self, links: Iterable[Link], why: str) -> None:
         for link in links:
             self.links.remove(link)
             self.doubts.append(Doubt([link.source], [link.target], why))
 
 
+def _role(leaf: Node) -> tuple[object, str]:
+    return squeeze(leaf.shape), leaf.path[-1]
+
+
 def _block(node: Node) -> str:
-    """The innermost list item that a tensor is in, whatever the number."""
-    last = max((at for at, part in enumerate(node.path) if part.isdecimal()), default=-1)
+    """The outermost list item that a tensor is in, whatever the number."""
+    last = next((at for at, part in enumerate(node.path) if part.isdecimal()), -1)
     return template_of(".".join(node.path[: last + 1]))
 
 

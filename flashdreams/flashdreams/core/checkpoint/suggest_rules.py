@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flashdreams.core.checkpoint.keymap_steps import Rule
+from flashdreams.core.checkpoint.suggest_merge import merge_rules, runs
 from flashdreams.core.checkpoint.suggest_words import template_of
 
 Path = tuple[str, ...]
@@ -86,8 +87,8 @@ def make_rules(renames: Mapping[str, str], pieces: Mapping[str, Sequence[Piece]]
         rules, owners = _written(order)
         fault = _first_fault(rules, owners, sample, wanted)
         if fault is None:
-            rules = _merged(rules, sample)
-            if _runs(rules, renames):
+            rules = merge_rules(rules, sample)
+            if runs(rules, renames):
                 return rules
             break
         if not _mend(order, *fault):
@@ -150,7 +151,9 @@ def _numbered(path: Path) -> Path:
 
 
 def _common(old: Path, new: Path) -> Path:
-    count = next((at for at, (one, two) in enumerate(zip(old, new)) if one != two), min(len(old), len(new)))
+    count = next(
+        (at for at, (one, two) in enumerate(zip(old, new, strict=False)) if one != two), min(len(old), len(new))
+    )
     return old[:count]
 
 
@@ -204,52 +207,6 @@ def _mend(order: list[_Draft], wrong: _Draft | None, lacking: _Draft | None, fir
     return bool(loose)
 
 
-def _runs(rules: Sequence[Rule], renames: Mapping[str, str]) -> bool:
-    return all(_renamed(rules, key) == target for key, target in renames.items())
-
-
-def _renamed(rules: Sequence[Rule], key: str) -> str:
-    for rule in rules:
-        key = rule.rename(key)
-    return key
-
-
-def _merged(rules: list[Rule], sample: Mapping[str, str]) -> list[Rule]:
-    """Rules that differ in one word, kept on both sides, become one: ``to_(q|k|v)`` -> ``\\1``."""
-    at = 0
-    while at < len(rules):
-        trials = [_joined(rules, at, hole) for hole in range(len(_tokens(rules[at].pattern)))]
-        good = [trial for trial in trials if len(trial) < len(rules) and _runs(trial, sample)]
-        rules = min(good, key=len, default=rules)
-        at += not good
-    return rules
-
-
-def _joined(rules: list[Rule], at: int, hole: int) -> list[Rule]:
-    """``rules`` with all those in one, in the place of the first, that are like rule ``at`` but for word ``hole``."""
-    tokens = _tokens(rules[at].pattern)
-    number = sum(token == "(" for token in tokens[:hole]) + 1
-    alike: dict[str, dict[str, Rule]] = defaultdict(dict)
-    for rule in rules[at:]:
-        own = _tokens(rule.pattern)
-        shifted = re.sub(r"\\(\d)", lambda found: f"\\{int(found[1]) + (int(found[1]) >= number)}", rule.replacement)
-        parts = _tokens(shifted)
-        same = own[:hole] == tokens[:hole] and own[hole + 1 :] == tokens[hole + 1 :]
-        if same and own[hole].isalnum() and parts.count(own[hole]) == 1:
-            alike["".join(rf"\g<{number}>" if part == own[hole] else part for part in parts)][own[hole]] = rule
-    text, group = next(((text, found) for text, found in alike.items() if rules[at] in found.values()), ("", {}))
-    if len(group) < 2:
-        return rules
-    pattern = "".join([*tokens[:hole], f"({'|'.join(group)})", *tokens[hole + 1 :]])
-    joined = Rule(pattern, re.sub(r"\\g<(\d)>(?!\d)", r"\\\1", text))
-    rest = [rule for rule in rules if rule not in group.values()]
-    return [*rest[:at], joined, *rest[at:]]
-
-
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"\\.|[A-Za-z]+|\d+|.", text)
-
-
 def _verbatim(renames: Mapping[str, str]) -> list[Rule]:
     """A rule for every template of keys. Targets are marked, so that no later rule takes them for a key of the
     checkpoint; the last rule takes the marks off."""
@@ -261,13 +218,13 @@ def _verbatim(renames: Mapping[str, str]) -> list[Rule]:
     for pairs in sorted(groups.values(), key=len):
         key, target = pairs[0]
         if len(pairs) > 1:
-            count = iter(range(1, 100))
-            pattern = re.sub(r"\d+", lambda _: r"(\d+)", re.escape(key))
-            text = re.sub(r"\d+", lambda _: rf"\g<{next(count)}>", target)
+            pattern, text = re.sub(r"\d+", lambda _: r"(\d+)", re.escape(key)), re.sub(r"\d+", "#", target)
+            for number in range(1, text.count("#") + 1):
+                text = text.replace("#", rf"\g<{number}>", 1)
             rules.append(Rule(f"^{pattern}$", "@" + text))
         else:
             rules.append(Rule(f"^{re.escape(key)}$", "@" + target))
     rules.append(Rule("^@", ""))
-    if _runs(rules, renames):
+    if runs(rules, renames):
         return rules
     return [*(Rule(f"^{re.escape(key)}$", "@" + target) for key, target in renames.items()), Rule("^@", "")]

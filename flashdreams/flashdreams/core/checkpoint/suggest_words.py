@@ -46,10 +46,12 @@ _VOCABULARY = {
 _CONCEPTS = {word: concept.split() for concept, words in _VOCABULARY.items() for word in words.split()}
 _PAIRS = {("feed", "forward"): ["ffn"], ("layer", "norm"): ["norm"], ("ada", "ln"): ["mod"]}
 
-NOISE = frozenset("to proj lin layer layers module weight w fn the of wrapped conv".split())
+NOISE = frozenset(
+    ("to", "proj", "lin", "layer", "layers", "module", "weight", "w", "fn", "the", "of", "wrapped", "conv")
+)
 """Words that say how a thing is built, not which one it is."""
 
-PLACES = frozenset("pre post before after res".split())
+PLACES = frozenset(("pre", "post", "before", "after", "res"))
 """Words that put a thing beside another one: ``post_attention_norm`` is not the norm of the attention."""
 
 RIVALS = tuple(
@@ -58,7 +60,7 @@ RIVALS = tuple(
 )
 """Words of one set never mean each other."""
 
-ENDS = frozenset("post after".split())
+ENDS = frozenset(("post", "after"))
 """The places of :data:`PLACES` that put a thing where its other words are over."""
 
 SEQUENCES = (

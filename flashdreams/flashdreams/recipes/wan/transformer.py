@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class WanTransformer(Transformer):
 
     config: WanTransformerConfig
     conditions_type = WanConditions
-    layouts = {"diffusers": DIT_FROM_DIFFUSERS, "fastvideo": DIT_FROM_FASTVIDEO}
+    layouts: ClassVar = {"diffusers": DIT_FROM_DIFFUSERS, "fastvideo": DIT_FROM_FASTVIDEO}
 
     def __init__(self, config: WanTransformerConfig) -> None:
         super().__init__(config)
