@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from flashdreams.core.checkpoint import CheckpointError, load_checkpoint, match_checkpoint, room
+from flashdreams.core.checkpoint import CheckpointError, load_checkpoint, match_checkpoint, open_checkpoint, room
 from flashdreams.core.checkpoint import load as loading
 from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.core.checkpoint.meta import lost_tensors, parameters_on_meta

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import TEMPLATE
 from safetensors.torch import save_file
 
+from cli import TEMPLATE
 from flashdreams.core import notices
 from flashdreams.infra.runner import Runner
 from flashdreams.scripts.run import main

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cli import RUN, TEMPLATE
 
 pytestmark = pytest.mark.ci_cpu

@@ -7,8 +7,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from cli import run_process
 
+from cli import run_process
 from flashdreams.core.media.video import read_video_frames
 
 pytestmark = pytest.mark.ci_cpu
@@ -36,7 +36,9 @@ def install(folder: Path, package: str, config: str, entry_point: str | None) ->
     if entry_point:
         info = folder / f"{package}-0.1.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\nRequires-Dist: flashdreams\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\nRequires-Dist: flashdreams\n"
+        )
         (info / "entry_points.txt").write_text(f"[flashdreams.runner_configs]\n{entry_point}\n")
     return folder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import av
 import pytest
-from cli import run_process, start_process
 
+from cli import run_process, start_process
 from flashdreams.core.media.video import read_video_frames
 
 pytestmark = pytest.mark.ci_cpu

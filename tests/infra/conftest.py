@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from template_model import template_pipeline
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from template_model import template_pipeline
 
 from flashdreams.config import ConfigError
+from template_model import template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
 

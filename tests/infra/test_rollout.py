@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from template_model import template_pipeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashdreams.core.noise import GivenNoise, KeyedNoise
+from template_model import template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -31,7 +31,7 @@ def test_interleaved_rollouts_of_different_sizes_are_bit_exact(pipeline, data):
     sizes = data.draw(st.lists(st.sampled_from([(16, 16), (32, 48), (48, 32), (64, 16)]), min_size=2, max_size=3))
     lengths = [data.draw(st.integers(1, 6)) for _ in sizes]
     options = [
-        dict(prompt=f"scene {i}", seed=i, num_chunk=n, height=h, width=w, control=[0.3 * i] * 20)
+        {"prompt": f"scene {i}", "seed": i, "num_chunk": n, "height": h, "width": w, "control": [0.3 * i] * 20}
         for i, ((h, w), n) in enumerate(zip(sizes, lengths, strict=True))
     ]
     alone = [latents(pipeline.rollout(**option)) for option in options]

@@ -27,8 +27,8 @@ def transformer(**options):
 
 @pytest.mark.parametrize(("sink", "window"), [(0, 12), (0, 4), (2, 6), (3, 5)])
 def test_chunk_by_chunk_equals_one_masked_pass(sink, window):
-    """Reference: every committed frame re-encoded in one block-causal pass with the window as a mask. A committed frame's
-    keys depend on what it saw when committed, so the reference masks each chunk's queries by its own window."""
+    """Reference: the whole clip in one block-causal pass with the window as a mask. A committed frame's keys depend on
+    what it saw when committed, so the reference masks each chunk's queries by its own window."""
     model = transformer(len_t=2, window_size_t=window, sink_size_t=sink)
     layout = Layout(2, 4, 4, 4, ChunkPlan.of(2))
     conditions = WanConditions(torch.randn(2, 4, 8))

@@ -165,7 +165,9 @@ def nonfinite(value: Any) -> bool:
 @functools.cache
 def names_code(cls: type) -> frozenset[str]:
     """Fields, marked by ``metadata={"names_code": True}``, whose value is a function that will be imported and run."""
-    return frozenset(field.name for field in dataclasses.fields(cls) if field.metadata.get("names_code"))
+    return frozenset(
+        field.name for field in dataclasses.fields(typing.cast(Any, cls)) if field.metadata.get("names_code")
+    )
 
 
 def must_be_finite(cls: Any, name: str) -> bool:

@@ -33,7 +33,7 @@ class DiffusionModel(nn.Module):
     @property
     def transformer(self) -> Transformer:
         """The expert of the lowest noise; the only one of most models."""
-        return self.experts[-1]  # ty: ignore[invalid-return-type]
+        return self.experts[-1]  # ty: ignore[invalid-explicit-return]
 
     def expert_index(self, sigma: float) -> int:
         """Which expert predicts at noise level ``sigma``."""

@@ -67,7 +67,8 @@ class RunMetrics:
         s = self.summary()
         text = (
             f"first frame after {s['time_to_first_frame_s']:.2f} s (model loaded in {s['load_s']:.1f} s); "
-            f"{s['end_to_end_fps']:.1f} FPS end to end, DiT alone {s['dit_fps']:.1f}, decode alone {s['decode_fps']:.1f}"
+            f"{s['end_to_end_fps']:.1f} FPS end to end, DiT alone {s['dit_fps']:.1f}, "
+            f"decode alone {s['decode_fps']:.1f}"
         )
         if "chunk_p50_s" in s:
             text += f"; chunk p50 {1000 * s['chunk_p50_s']:.0f} ms, p99 {1000 * s['chunk_p99_s']:.0f} ms"

@@ -34,7 +34,7 @@ class StreamInferencePipeline(nn.Module):
         self.text_encoder = config.text_encoder.setup(device=device) if config.text_encoder else None
         self.encoder = config.encoder.setup(device=device) if config.encoder else None
         self.diffusion_model = config.diffusion_model.setup(device=device)
-        self.decoder = config.decoder.setup(device=device) if config.decoder else None
+        self.decoder: Any = config.decoder.setup(device=device) if config.decoder else None
         self.eval().requires_grad_(False)
 
     @property
@@ -44,7 +44,7 @@ class StreamInferencePipeline(nn.Module):
 
     def checkpoint_digests(self) -> dict[str, str | None]:
         """Digest of each part's weight file; ``None`` for random weights."""
-        parts = {"text_encoder": self.text_encoder, "encoder": self.encoder, "decoder": self.decoder}
+        parts: dict[str, Any] = {"text_encoder": self.text_encoder, "encoder": self.encoder, "decoder": self.decoder}
         for i, expert in enumerate(self.diffusion_model.experts):
             parts[f"transformer.{i}"] = expert
         return {name: part.checkpoint_digest for name, part in parts.items() if part is not None}
@@ -56,7 +56,10 @@ class StreamInferencePipeline(nn.Module):
             raise ValueError(f"{self.config.name} has no text encoder; give conditions= instead of a prompt")
         transformer = self.config.diffusion_model.transformer
         slots = {"text": self.text_encoder.encode(prompts)}
-        scales = [transformer.guidance_scale, *(e.transformer.guidance_scale for e in self.config.diffusion_model.high_noise)]
+        scales = [
+            transformer.guidance_scale,
+            *(e.transformer.guidance_scale for e in self.config.diffusion_model.high_noise),
+        ]
         if any(scale != 1 for scale in scales):
             negative = transformer.negative_prompt if negative_prompt is None else negative_prompt
             slots["negative_text"] = self.text_encoder.encode([negative]).expand(len(prompts), -1, -1)
@@ -149,7 +152,11 @@ class StreamInferencePipeline(nn.Module):
     @torch.no_grad()
     def encode_controls(self, controls: Sequence[Sequence[Any]], chunk: int, cache: PipelineCache) -> Any:
         """The chunk's ``input`` from one control per pixel frame, for each sample."""
-        return None if self.encoder is None else self.encoder.encode(controls, *cache.layout.plan.span(chunk), cache.encoder)
+        return (
+            None
+            if self.encoder is None
+            else self.encoder.encode(controls, *cache.layout.plan.span(chunk), cache.encoder)
+        )
 
     def rollout(
         self,

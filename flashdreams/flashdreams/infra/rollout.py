@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flashdreams.infra.cache import PipelineCache
-from flashdreams.infra.diffusion_model import VIDEO
 
 if TYPE_CHECKING:
     from flashdreams.infra.pipeline import StreamInferencePipeline
@@ -26,8 +25,8 @@ of prompts: a list of such sequences, one per sample. Frames beyond its end have
 class Chunk:
     """What one turn of the loop made.
 
-    ``frames`` is uint8 ``[T, H, W, 3]``, with a batch axis in front where prompts came as a list. ``timings`` are seconds
-    by phase: ``dit`` and ``decode``, and ``commit`` once it ran.
+    ``frames`` is uint8 ``[T, H, W, 3]``, with a batch axis in front where prompts came as a list. ``timings`` are
+    seconds by phase: ``dit`` and ``decode``, and ``commit`` once it ran.
     """
 
     index: int
@@ -154,10 +153,12 @@ class Rollout(Iterator[Chunk]):
     def _controls(self, start: int, stop: int, batch: int) -> list[Sequence[Any]]:
         """One row of ``stop - start`` controls per sample."""
         control = self._control
+        rows: Sequence[Any]
         if control is None:
-            rows: Sequence[Any] = [[]] * batch
+            rows = [[]] * batch
         elif callable(control):
-            rows = control(start, stop) if self.batched else [control(start, stop)]
+            given: Any = control(start, stop)
+            rows = given if self.batched else [given]
         else:
             rows = [row[start:stop] for row in (control if self.batched else [control])]
         if len(rows) != batch:

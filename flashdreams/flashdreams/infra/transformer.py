@@ -19,7 +19,7 @@ class Transformer(nn.Module):
     does, and it moves ``cache.start`` past the chunk. Everything of one rollout lives in the cache.
     """
 
-    conditions_type: type
+    conditions_type: Any
     """Frozen dataclass of named condition slots, with ``to_dict`` and ``from_dict``."""
 
     layouts: ClassVar[Mapping[str, KeyMap]] = {}

@@ -32,7 +32,7 @@ def test_packed_training_pass_equals_the_streamed_model() -> None:
     torch.manual_seed(0)
     model = TrainingModel().requires_grad_(False)
     torch.nn.init.normal_(model.network.head.head.weight, std=0.05)
-    config = derive_config(PIPELINE_TINY_WORLD.diffusion_model.transformer, checkpoint_path=None)
+    config = derive_config(PIPELINE_TINY_WORLD.diffusion_model.transformer, checkpoint_path=None, guidance_scale=1.0)
     streamed = config.setup()
     streamed.network.load_state_dict(model.network.state_dict())
     latents, noisy, sigma = torch.randn(2, 8, 12, 8, 8), torch.randn(2, 8, 12, 8, 8), torch.rand(2, 8)

@@ -53,8 +53,8 @@ class Res(nn.Module):
         super().__init__()
         self.conv1 = FrameConv(width, width)
         self.conv2 = FrameConv(width, width)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
+        for parameter in self.conv2.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, state: State) -> Tensor:
         return x + self.conv2(F.silu(self.conv1(F.silu(x))))
@@ -68,8 +68,8 @@ class CausalRes(nn.Module):
         self.name = name
         self.conv1 = FrameConv(2 * width, width)
         self.conv2 = FrameConv(width, width)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
+        for parameter in self.conv2.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, state: State) -> Tensor:
         now = F.silu(x)

@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     colour, shape = "red", "circle"
-    rollout = load_pipeline("tiny-world", device="cpu").rollout(f"a {colour} {shape} on a gray background", seed=args.seed)
+    rollout = load_pipeline("tiny-world", device="cpu").rollout(
+        f"a {colour} {shape} on a gray background", seed=args.seed
+    )
     pressed = keys(args.seed)
     wall, processor, memory, right = [], [], [], []
     for _ in range(args.chunks + WARM_UP):
@@ -65,7 +67,7 @@ def main() -> None:
             reading = read_frame(chunk.frames[-1].numpy())
             right.append((reading.colour == COLOURS.index(colour), reading.shape == SHAPES.index(shape)))
     for name, values, unit in (("wall time", wall, "s"), ("processor time", processor, "s"), ("memory", memory, "MiB")):
-        print(f"{name}: median {np.median(values):.4g} {unit}, drift over the run {100 * drift(values, args.chunks):+.2f} %")
+        print(f"{name}: median {np.median(values):.4g} {unit}, drift {100 * drift(values, args.chunks):+.2f} %")
     colours, shapes = np.mean(right, axis=0)
     last = np.mean(right[-20:], axis=0)
     print(f"colour right in {100 * colours:.1f} % of {len(right)} frames read, shape in {100 * shapes:.1f} %")

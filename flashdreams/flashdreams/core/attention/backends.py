@@ -32,7 +32,7 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     """The flash-attn package (CUDA, half precision, no mask)."""
     if mask is not None:
         raise ValueError("the flash_attn backend takes no mask; use 'sdpa'")
-    from flash_attn import flash_attn_func  # ty: ignore[unresolved-import]
+    from flash_attn import flash_attn_func  # ty: ignore[import-not-found]
 
     return flash_attn_func(q, k, v, softmax_scale=scale)
 

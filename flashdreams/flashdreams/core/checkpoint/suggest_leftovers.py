@@ -71,4 +71,12 @@ def _may_hold(whole: Node, part: Node) -> bool:
 def names_below(scope: tuple[Node, Node], sources: list[Node], targets: list[Node]) -> tuple[list[Name], list[Name]]:
     """The names of nodes of both sides, below their modules."""
     first, second = scope
-    return [name_of(node.below(first)) for node in sources], [name_of(node.below(second)) for node in targets]
+    return [_name_below(first, node) for node in sources], [_name_below(second, node) for node in targets]
+
+
+def _name_below(scope: Node, node: Node) -> Name:
+    """The name with the index of a list of one thing: ``gate.0``."""
+    path = node.below(scope)
+    while len(node.children) == 1 and (part := next(iter(node.children))).isdecimal():
+        path, node = (*path, part), node.children[part]
+    return name_of(path)

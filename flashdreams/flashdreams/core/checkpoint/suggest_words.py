@@ -35,7 +35,7 @@ _VOCABULARY = {
     "up": "upsample upsamples upsampler upsamplers",
     "res": "resnet resnets residual residuals resblock resblocks",
     "short": "shortcut skip",
-    "bias": "beta b",
+    "bias": "beta",
     "weight": "gamma kernel",
     "add": "added extra",
     "rel": "relative",

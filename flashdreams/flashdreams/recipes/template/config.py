@@ -36,7 +36,9 @@ class TemplateControlConfig(EncoderConfig["StreamingEncoder"]):
         try:
             return [float(word) for word in text.split(",")]
         except ValueError:
-            raise ValueError(f"control is {text[:40]!r}; expected numbers with commas, one brightness per frame") from None
+            raise ValueError(
+                f"control is {text[:40]!r}; expected numbers with commas, one brightness per frame"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

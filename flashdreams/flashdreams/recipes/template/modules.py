@@ -69,7 +69,7 @@ class TemplateCodecCache:
 
 
 class TemplateCodec(VideoCodec):
-    """No weights: a latent is the mean colour of 4 frames x 8 x 8 pixels; the first frame of a stream counts 4 times."""
+    """No weights: a latent is the mean colour of 4 frames x 8 x 8 pixels; a stream's first frame counts 4 times."""
 
     def initialize_cache(self) -> TemplateCodecCache:
         return TemplateCodecCache()

@@ -206,8 +206,9 @@ class WanNetwork(nn.Module):
         if text.shape[1] > self.config.text_len:
             raise ValueError(f"text has {text.shape[1]} tokens; this network takes {self.config.text_len}")
         text = F.pad(text, (0, 0, 0, self.config.text_len - text.shape[1]))
-        embedded = self.text_embedding(text.to(self.text_embedding[0].weight.dtype))
-        return [BlockCache(*block.cross_attn.encode(embedded)) for block in self.blocks]
+        embedded = self.text_embedding(text.to(self.patch_embedding.weight.dtype))
+        blocks: list[Any] = list(self.blocks)
+        return [BlockCache(*block.cross_attn.encode(embedded)) for block in blocks]
 
     def condition(self, x: Tensor, time: Modulation, input: Any) -> tuple[Tensor, Modulation]:
         """Hook for conditioners at the input: tokens ``x`` ``[B, L, dim]`` and time embedding ``time`` (table
@@ -223,7 +224,7 @@ class WanNetwork(nn.Module):
             timestep: ``1000 * sigma``, shape ``[B]``, ``[B, T]`` or ``[B, L]`` (``L`` tokens, frame-major).
             input: the chunk's controls, whatever :meth:`condition` and the blocks' conditioners take.
         """
-        batch, _, frames, height, width = latent.shape
+        frames, height, width = latent.shape[2:]
         _, ph, pw = self.config.patch_size
         dtype = self.patch_embedding.weight.dtype
         x = self.patch_embedding(latent.to(dtype)).flatten(2).transpose(1, 2)
@@ -249,7 +250,7 @@ class WanNetwork(nn.Module):
             values, index = torch.unique(values, return_inverse=True)
         else:
             index = torch.arange(values.numel(), device=values.device)
-        wide = _wide(self.time_embedding[0].weight.dtype)
+        wide = _wide(self.patch_embedding.weight.dtype)
         x = sinusoid(values, self.config.freq_dim).to(wide)
         x = F.linear(x, *_wide_linear(self.time_embedding[0], wide))
         x = F.linear(F.silu(x), *_wide_linear(self.time_embedding[2], wide))
@@ -288,5 +289,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _wide_linear(linear: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _wide_linear(linear: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    assert isinstance(linear, nn.Linear)
     return linear.weight.to(dtype), linear.bias.to(dtype)

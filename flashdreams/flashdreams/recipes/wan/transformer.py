@@ -145,6 +145,7 @@ class WanTransformer(Transformer):
             sink_rope = self._rope(geometry.sink_positions(stop), cache.layout, latent)
             for branch in cache.branches:
                 for block in branch.blocks:
+                    assert block.self_kv is not None
                     block.self_kv.rotate_sink(sink_rope, min(start, geometry.sink) * geometry.tokens_per_frame)
         return cache.chunk
 

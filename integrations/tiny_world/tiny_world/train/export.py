@@ -40,9 +40,11 @@ def codec_state(codec: TrainingCodec) -> dict[str, Tensor]:
     """Encoder and decoder, with the bottleneck's mean and variance folded into the encoder's head."""
     folded = nn.ModuleDict({"encoder": codec.encoder, "decoder": codec.decoder})
     state = {k: v.clone() for k, v in folded.state_dict().items()}
-    scale = (codec.bottleneck.running_var + codec.bottleneck.eps).rsqrt()
+    mean, variance = codec.bottleneck.running_mean, codec.bottleneck.running_var
+    assert mean is not None and variance is not None
+    scale = (variance + codec.bottleneck.eps).rsqrt()
     state["encoder.head.weight"] *= scale[:, None, None, None]
-    state["encoder.head.bias"] = (state["encoder.head.bias"] - codec.bottleneck.running_mean) * scale
+    state["encoder.head.bias"] = (state["encoder.head.bias"] - mean) * scale
     return state
 
 
@@ -59,7 +61,9 @@ def unpack(weights: Path, out: Path) -> None:
         getattr(codec, part).load_state_dict(
             {k.removeprefix(f"{part}."): v for k, v in states["codec"].items() if k.startswith(f"{part}.")}
         )
-    codec.bottleneck.running_var.fill_(1 - codec.bottleneck.eps)
+    variance = codec.bottleneck.running_var
+    assert variance is not None
+    variance.fill_(1 - codec.bottleneck.eps)
     model.network.load_state_dict(states["network"])
     model.text.load_state_dict(states["text"])
     average = {k: v.detach().clone() for k, v in model.named_parameters()}

@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
                 if param.grad is not None:
                     by_shape[param.shape].append(param)
             for shape, params in by_shape.items():
-                grads = [p.grad for p in params]
+                grads = [p.grad for p in params if p.grad is not None]
                 buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
                 torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
                 stacked = torch.stack(torch._foreach_lerp(grads, buffers, group["momentum"])).flatten(2)
