@@ -41,7 +41,8 @@ def codec_state(codec: TrainingCodec) -> dict[str, Tensor]:
     folded = nn.ModuleDict({"encoder": codec.encoder, "decoder": codec.decoder})
     state = {k: v.clone() for k, v in folded.state_dict().items()}
     mean, variance = codec.bottleneck.running_mean, codec.bottleneck.running_var
-    assert mean is not None and variance is not None
+    assert mean is not None
+    assert variance is not None
     scale = (variance + codec.bottleneck.eps).rsqrt()
     state["encoder.head.weight"] *= scale[:, None, None, None]
     state["encoder.head.bias"] = (state["encoder.head.bias"] - mean) * scale
