@@ -69,9 +69,9 @@ def test_base_network_config_has_only_fields_known_here() -> None:
 
 def test_base_transformer_config_has_only_fields_known_here() -> None:
     known = {
-        "dtype", "checkpoint_path", "state_dict_transform", "allow_missing", "network", "len_t", "first_len_t",
-        "window_size_t", "sink_size_t", "rope", "context_noise", "guidance_scale", "cfg", "negative_prompt",
-        "trained_frames",
+        "dtype", "checkpoint_path", "state_dict_transform", "transforms", "allow_missing", "network", "len_t",
+        "first_len_t", "window_size_t", "sink_size_t", "rope", "context_noise", "guidance_scale", "cfg",
+        "negative_prompt", "trained_frames",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(WanTransformerConfig)} == known
 

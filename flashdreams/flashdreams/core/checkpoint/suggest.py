@@ -90,6 +90,9 @@ def suggest(
 ) -> Suggestion:
     """Propose a key map from ``checkpoint`` to ``model``.
 
+    The rules are few and fit these keys; where one just takes a part out (``.net.`` -> ``.``), it does not say where to
+    put it back, so a map that is also to export may need some of them written longer.
+
     Args:
         model: shapes (or tensors, real or meta) by key, best in the order of registration (``module.state_dict()``).
         checkpoint: the same for the checkpoint; its order does not matter.

@@ -23,9 +23,10 @@ def place_leftovers(scope: tuple[Node, Node], alignment: Alignment, match: Match
     extra = [node for node in extra if id(node) not in taken]
     missing = [node for node in missing if id(node) not in taken]
     buckets: dict[object, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
+    has_biases = all(any(leaf.is_bias for leaf in node.tensors) for node in scope)
     for side, nodes in enumerate((extra, missing)):
         for node in nodes:
-            buckets[turn(node.shape)][side].append(node)
+            buckets[turn(node.shape), has_biases and node.is_bias][side].append(node)
     for sources, targets in buckets.values():
         if len(sources) == len(targets):
             alignment.groups.append(Group(sources, targets, "turned"))
@@ -64,7 +65,9 @@ def _leave(sources: list[Node], targets: list[Node], others: Sequence[Node], mat
 
 def _may_hold(whole: Node, part: Node) -> bool:
     """Whether ``part`` may be some of the rows of ``whole``."""
-    (rows, *rest), (fewer, *other) = whole.shape or (0,), part.shape or (1,)
+    if not whole.shape or not part.shape:
+        return False
+    (rows, *rest), (fewer, *other) = whole.shape, part.shape
     return rest == other and rows > fewer > 0 and rows % fewer == 0
 
 

@@ -166,7 +166,8 @@ class Matcher:
             return hinted
         ranks = sorted(range(len(targets)), key=lambda at: group.targets[at].order)
         order = [ranks.index(at) for at in range(len(targets))] if self._ordered else None
-        whole = sum(len(node.tensors) for node in group.targets), len(scope[1].tensors)
+        part, whole = sum(len(node.tensors) for node in group.targets), len(scope[1].tensors)
+        stack = len(targets) > 3 and 4 * part >= 3 * whole
         learnt = {word: next(iter(found)) for word, found in self._learnt[question.place].items() if len(found) == 1}
         beside = self._beside[scope[0].path, scope[1].path]
 
@@ -174,7 +175,7 @@ class Matcher:
             alike = [pair for text in {template_of(name.text) for name in names} for pair in beside[is_target, text]]
             return [pair for pair in alike if pair[0] not in names]
 
-        pairs = decide(sources, targets, Context(order, 4 * whole[0] >= 3 * whole[1], question.torn, learnt, others))
+        pairs = decide(sources, targets, Context(order, stack, question.torn, learnt, others))
         proven = self._proven(question)
         if any(proven.get(index, other) != other for index, other, _ in pairs):
             return []  # an equal block, where shapes tell, says otherwise

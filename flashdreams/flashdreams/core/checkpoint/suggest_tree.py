@@ -34,6 +34,11 @@ class Node:
         return self.path[len(scope.path) :]
 
     @cached_property
+    def is_bias(self) -> bool:
+        """Whether this, a tensor, is called a bias."""
+        return "bias" in name_of(self.path[-1:]).words
+
+    @cached_property
     def is_layer(self) -> bool:
         """Whether all tensors below belong to one module."""
         return len({leaf.path[:-1] for leaf in self.tensors}) == 1
@@ -41,7 +46,7 @@ class Node:
     @cached_property
     def content(self) -> tuple[Any, ...]:
         """Shapes below, as a multiset that takes no notice of names, order or nesting."""
-        return tuple(sorted(Counter((_is_bias(leaf), squeeze(leaf.shape)) for leaf in self.tensors).items()))
+        return tuple(sorted(Counter((leaf.is_bias, squeeze(leaf.shape)) for leaf in self.tensors).items()))
 
     @cached_property
     def mass(self) -> tuple[Any, ...]:
@@ -49,7 +54,7 @@ class Node:
         rows: Counter[tuple[bool, Shape]] = Counter()
         for leaf in self.tensors:
             shape = squeeze(leaf.shape)
-            rows[_is_bias(leaf), shape[1:]] += shape[0] if shape else 1
+            rows[leaf.is_bias, shape[1:]] += shape[0] if shape else 1
         return tuple(sorted(rows.items()))
 
     @cached_property
@@ -71,10 +76,6 @@ def turn(shape: Shape | None) -> Shape:
     """The same for a matrix and its transpose."""
     flat = squeeze(shape)
     return tuple(sorted(flat)) if len(flat) == 2 else flat
-
-
-def _is_bias(leaf: Node) -> bool:
-    return "bias" in name_of(leaf.path[-1:]).words
 
 
 def build_tree(header: Mapping[str, Any]) -> Node:
