@@ -14,7 +14,7 @@ from typing import Any
 from flashdreams.core.checkpoint.keymap import KeyMap, Step
 from flashdreams.core.checkpoint.keymap_steps import WRAPPERS, Drop, Strip
 from flashdreams.core.checkpoint.keymap_tensors import Shape, shape_of
-from flashdreams.core.checkpoint.suggest_entries import entries_of
+from flashdreams.core.checkpoint.suggest_entries import entries_of, patterns_for
 from flashdreams.core.checkpoint.suggest_match import Matcher
 from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
 from flashdreams.core.checkpoint.suggest_rules import make_rules
@@ -137,20 +137,17 @@ def _same_names(shapes: Mapping[str, Shape], targets: Mapping[str, Shape]) -> Ma
 
 
 def _drops(doubts: Iterable[Doubt], shapes: Mapping[str, Shape]) -> list[Drop]:
-    """Entries that leave out every key in doubt, by template where no other key fits it."""
+    """Entries that leave out every key in doubt, by pattern where it fits no other key."""
     groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for doubt in doubts:
         for node in doubt.sources:
             for leaf in node.tensors:
                 groups[template_of(leaf.key)].append((leaf.key, doubt.why))
-    every = Counter(template_of(key) for key in shapes)
-    drops: list[Drop] = []
-    for template, keys in groups.items():
-        if len(keys) > 1 and every[template] == len(keys):
-            drops.append(Drop(template.replace("#", "*"), keys[0][1]))
-        else:
-            drops += [Drop(key, why) for key, why in keys]
-    return drops
+    return [
+        Drop(pattern, keys[0][1])
+        for keys in groups.values()
+        for pattern in patterns_for([key for key, _ in keys], shapes)
+    ]
 
 
 def _remaining(doubts: Iterable[Doubt], stripped: Mapping[str, str]) -> Iterable[Remaining]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flashdreams.core.checkpoint.keymap_parts import Fuse, Split
+from flashdreams.core.checkpoint.keymap_patterns import compile_glob
 from flashdreams.core.checkpoint.keymap_steps import Reshape, Transpose
 from flashdreams.core.checkpoint.keymap_tensors import Shape
 from flashdreams.core.checkpoint.suggest_fused import Bundle
@@ -45,10 +46,10 @@ def entries_of(match: Match, shapes: Mapping[str, Shape]) -> tuple[list[Entry], 
         for kind in ["transpose"] if source.key in match.turned else _changes(source.shape, target.shape):
             changed[template_of(source.key), kind].append((source.key, source.shape, target.shape))
     entries: list[Entry] = []
-    for (template, kind), found in changed.items():
-        whole = len(found) > 1 and sum(template_of(key) == template for key in shapes) == len(found)
-        alike = len({shapes_of_it[1:] for shapes_of_it in found}) == 1
-        chosen = [(template.replace("#", "*"), *found[0][1:])] if whole and alike else found
+    for (_, kind), found in changed.items():
+        patterns = patterns_for([key for key, _, _ in found], shapes)
+        alike = len({change[1:] for change in found}) == 1
+        chosen = [(pattern, *found[0][1:]) for pattern in patterns] if alike else found
         for pattern, before, after in chosen:
             if kind == "transpose":
                 entries.append(Transpose(pattern))
@@ -64,7 +65,7 @@ def entries_of(match: Match, shapes: Mapping[str, Shape]) -> tuple[list[Entry], 
             renames[middle], pieces[middle] = node.key, before
         bundles[tuple(template_of(node.key) for node in (*bundle.outer, *bundle.inner))].append(bundle)
     for found in bundles.values():
-        entries += _bundle_entries(found)
+        entries += _bundle_entries(found, shapes)
     return entries, renames, pieces
 
 
@@ -83,19 +84,35 @@ def _middles(bundle: Bundle) -> list[str]:
     return [".".join((*own.path, *node.below(other))) for node in bundle.inner]
 
 
-def _bundle_entries(found: list[Bundle]) -> list[Entry]:
-    general = len(found) > 1 and all(
-        re.findall(r"\d+", bundle.outer[0].key) == re.findall(r"\d+", _middles(bundle)[0]) for bundle in found
-    )
+def patterns_for(keys: Sequence[str], every: Iterable[str]) -> list[str]:
+    """One pattern for ``keys``, which differ by numbers only, if it fits no other of ``every``; else the keys."""
+    pattern = _starred(keys[0])
+    regex = compile_glob(pattern)
+    fits = len(keys) > 1 and {key for key in every if regex.fullmatch(key)} == set(keys)
+    return [pattern] if fits else list(keys)
+
+
+def _starred(key: str) -> str:
+    return re.sub(r"\d+", "*", key)
+
+
+def _bundle_entries(found: list[Bundle], every: Iterable[str]) -> list[Entry]:
+    """Entries for bundles whose keys differ by numbers only: one for all, if these are the same in every name."""
+    names = [([node.key for node in bundle.outer], _middles(bundle)) for bundle in found]
+    sizes = [_sizes(bundle) for bundle in found]
+    alike = all(len({tuple(re.findall(r"\d+", key)) for key in (*outer, *inner)}) == 1 for outer, inner in names)
+    columns = [[outer[at] for outer, _ in names] for at in range(len(names[0][0]))]
+    if alike and len(set(sizes)) == 1 and all(len(patterns_for(column, every)) < len(column) for column in columns):
+        names = [([_starred(key) for key in names[0][0]], [_starred(key) for key in names[0][1]])]
     entries: list[Entry] = []
-    for bundle in found[:1] if general else found:
-        outer, inner = [node.key for node in bundle.outer], _middles(bundle)
-        if general:
-            outer, inner = ([re.sub(r"\d+", "*", text) for text in texts] for texts in (outer, inner))
-        rows = [node.shape[0] for node in bundle.parts if node.shape]
-        sizes = None if len(set(rows)) == 1 else tuple(rows)
+    for bundle, (outer, inner), size in zip(found, names, sizes, strict=False):
         if bundle.whole_is_source:
-            entries.append(Split(outer[0], tuple(inner), 0, sizes))
+            entries.append(Split(outer[0], tuple(inner), 0, size))
         else:
-            entries.append(Fuse(tuple(outer), inner[0], 0, sizes))
+            entries.append(Fuse(tuple(outer), inner[0], 0, size))
     return entries
+
+
+def _sizes(bundle: Bundle) -> tuple[int, ...] | None:
+    rows = tuple(node.shape[0] for node in bundle.parts if node.shape)
+    return None if len(set(rows)) == 1 else rows
