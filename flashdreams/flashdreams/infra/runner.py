@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -274,7 +274,7 @@ def _checkpoints(config: Any) -> list[str]:
 
 
 @contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Generator[None]:
     """SIGTERM ends the run as Ctrl-C does, so that its files are finished."""
 
     def interrupt(*_: object) -> None:

@@ -23,7 +23,7 @@ PAD, END = 0, 1
 def clean_prompt(text: str) -> str:
     """Repair broken characters (with ftfy), resolve HTML entities twice, and make every run of white space a blank."""
     try:
-        import ftfy  # ty: ignore[import-not-found]
+        import ftfy
     except ImportError:
         if not text.isascii():
             say_once(
@@ -43,7 +43,7 @@ def load_tokenizer(place: str, vocab_size: int) -> Any:
         CheckpointError: there is none, it is no T5 tokenizer, or the package that reads it is not installed.
     """
     try:
-        from tokenizers import Tokenizer  # ty: ignore[import-not-found]
+        from tokenizers import Tokenizer
     except ImportError:
         raise CheckpointError(
             "the text encoder needs the package 'tokenizers', which is not installed; pip install 'flashdreams[text]'"
