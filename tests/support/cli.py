@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -36,4 +37,6 @@ def start_process(*words: str | Path, **extra: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", RUN, *map(str, words)], env=environment(**extra), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
+        # a shell's background jobs ignore Ctrl-C, and so would what they start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
