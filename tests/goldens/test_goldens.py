@@ -27,6 +27,8 @@ PLACES = (
     "blocks.1.cross_attn.v.weight",
     "blocks.1.ffn.0.weight",
     "head.head.weight",
+    "img_emb.proj.1.weight",
+    "blocks.0.cross_attn.k_img.weight",
     # VAE, 2.1 and 2.2
     "encoder.downsamples.5.time_conv.weight",
     "decoder.upsamples.3.resample.1.weight",

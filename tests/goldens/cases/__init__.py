@@ -6,12 +6,36 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from cases import clip, few_step, flow_euler, multistep, self_forcing, taehv, umt5, wan_network, wan_vae
+from cases import (
+    block_causal,
+    clip,
+    few_step,
+    flow_euler,
+    multistep,
+    self_forcing,
+    taehv,
+    two_experts,
+    umt5,
+    wan_network,
+    wan_vae,
+)
 from golden import Golden
 
 Run = Callable[[Golden], Iterator[tuple[str, Tensor]]]
 
-CASES = (wan_network, wan_vae, self_forcing, few_step, flow_euler, multistep, taehv, umt5, clip)
+CASES = (
+    wan_network,
+    wan_vae,
+    self_forcing,
+    block_causal,
+    two_experts,
+    few_step,
+    flow_euler,
+    multistep,
+    taehv,
+    umt5,
+    clip,
+)
 
 
 def find(golden: Golden) -> Run:

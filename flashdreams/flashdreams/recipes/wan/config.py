@@ -32,6 +32,12 @@ class WanNetworkConfig(InstantiateConfig["WanNetwork"]):
     patch_size: tuple[int, int, int] = (1, 2, 2)
     eps: float = 1e-6
     rope_theta: float = 10000.0
+    image_dim: int | None = None
+    """Width of the image tokens of a CLIP branch (Wan2.1 image-to-video); ``None``: no such branch."""
+    image_tokens: int = 257
+    """Image tokens in all: of one image, or of two (first and last frame)."""
+    image_positions: bool = False
+    """Whether each image token has a learned position (first and last frame)."""
     attention: str = "sdpa"
 
     @property
@@ -43,6 +49,8 @@ class WanNetworkConfig(InstantiateConfig["WanNetwork"]):
             raise ConfigError(f"dim={self.dim} must be an even multiple of num_heads={self.num_heads}")
         if self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
             raise ConfigError(f"patch_size is {self.patch_size}; this family has (1, p, p)")
+        if self.image_positions and self.image_dim is None:
+            raise ConfigError("image_positions belong to image tokens; set image_dim too")
 
 
 @dataclass(frozen=True, kw_only=True)

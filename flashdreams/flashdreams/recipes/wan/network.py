@@ -23,7 +23,8 @@ from flashdreams.recipes.wan.config import WanNetworkConfig
 
 @dataclass
 class BlockCache:
-    """What one block keeps for one rollout: text keys and values, and the rolling self-attention cache.
+    """What one block keeps for one rollout: keys and values of the text and of given images, and the rolling
+    self-attention cache.
 
     ``self_kv`` is ``None`` for bidirectional models, whose only chunk attends to itself.
     """
@@ -31,6 +32,8 @@ class BlockCache:
     text_k: Tensor
     text_v: Tensor
     self_kv: RollingKVCache | None = None
+    image_k: Tensor | None = None
+    image_v: Tensor | None = None
 
 
 @dataclass
@@ -113,7 +116,8 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to the text, whose keys and values are computed once per prompt by :meth:`encode`."""
+    """Attention to the text, and beside it to the tokens of given images where the model has an image branch. Keys and
+    values are computed once per prompt and image, by :meth:`encode` and :meth:`encode_image`."""
 
     def __init__(self, config: WanNetworkConfig) -> None:
         super().__init__()
@@ -125,15 +129,27 @@ class CrossAttention(nn.Module):
         self.o = nn.Linear(config.dim, config.dim)
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
+        if config.image_dim is not None:
+            self.k_img = nn.Linear(config.dim, config.dim)
+            self.v_img = nn.Linear(config.dim, config.dim)
+            self.norm_k_img = RMSNorm(config.dim, config.eps)
 
     def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, S, heads, head_dim]`` of embedded text ``[B, S, dim]``."""
         k = self.norm_k(self.k(text)).unflatten(-1, (self.heads, -1))
         return k, self.v(text).unflatten(-1, (self.heads, -1))
 
-    def forward(self, x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def encode_image(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[B, S, heads, head_dim]`` of embedded image tokens ``[B, S, dim]``."""
+        k = self.norm_k_img(self.k_img(image)).unflatten(-1, (self.heads, -1))
+        return k, self.v_img(image).unflatten(-1, (self.heads, -1))
+
+    def forward(self, x: Tensor, cache: BlockCache) -> Tensor:
         q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
-        return self.o(attention(q, k, v, backend=self.backend).flatten(-2))
+        y = attention(q, cache.text_k, cache.text_v, backend=self.backend)
+        if cache.image_k is not None and cache.image_v is not None:
+            y = y + attention(q, cache.image_k, cache.image_v, backend=self.backend)
+        return self.o(y.flatten(-2))
 
 
 class WanBlock(nn.Module):
@@ -164,7 +180,7 @@ class WanBlock(nn.Module):
         x = gated_add(x, y, gate_sa)
         if self.inject is not None:
             x = self.inject(x, input)
-        x = x + self.cross_attn(layer_norm(x, self.norm3), cache.text_k, cache.text_v)
+        x = x + self.cross_attn(layer_norm(x, self.norm3), cache)
         return gated_add(x, self.ffn(modulate(x, shift_ff, scale_ff, self.eps)), gate_ff)
 
 
@@ -182,6 +198,29 @@ class Head(nn.Module):
         return self.head(modulate(x, shift, scale, self.eps))
 
 
+class ImageEmbedding(nn.Module):
+    """Image tokens of a vision encoder to the width of the network."""
+
+    def __init__(self, config: WanNetworkConfig) -> None:
+        super().__init__()
+        width = config.image_dim
+        assert width is not None
+        self.proj = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, config.dim),
+            nn.LayerNorm(config.dim),
+        )  # fmt: skip
+        if config.image_positions:
+            self.emb_pos = nn.Parameter(torch.zeros(1, config.image_tokens, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[B, S, image_dim] -> [B, S, dim]``."""
+        before, first, gelu, second, after = self.proj
+        assert isinstance(before, nn.LayerNorm) and isinstance(after, nn.LayerNorm)
+        if hasattr(self, "emb_pos"):
+            tokens = tokens + self.emb_pos
+        return layer_norm(second(gelu(first(layer_norm(tokens, before)))), after)
+
+
 class WanNetwork(nn.Module):
     """Predicts the flow ``noise - clean`` of one chunk. Subclasses override :meth:`condition` to add controls."""
 
@@ -191,24 +230,34 @@ class WanNetwork(nn.Module):
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch_size, config.patch_size)
         self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU("tanh"), nn.Linear(dim, dim))
+        if config.image_dim is not None:
+            self.img_emb = ImageEmbedding(config)
         self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.num_layers))
         self.head = Head(config)
 
-    def encode_text(self, text: Tensor) -> list[BlockCache]:
-        """Text keys and values of every block.
+    def encode_text(self, text: Tensor, image: Tensor | None = None) -> list[BlockCache]:
+        """Keys and values of every block, of the text and of image tokens.
 
         Args:
             text: ``[B, S, text_dim]`` with ``S <= text_len``; zero-padded to ``text_len`` before the projection, and
                 the padding is attended, as published.
+            image: ``[B, image_tokens, image_dim]``, for a network with an image branch, which runs without them too.
         """
         if text.shape[1] > self.config.text_len:
             raise ValueError(f"text has {text.shape[1]} tokens; this network takes {self.config.text_len}")
         text = F.pad(text, (0, 0, 0, self.config.text_len - text.shape[1]))
-        embedded = self.text_embedding(text.to(self.patch_embedding.weight.dtype))
+        dtype = self.patch_embedding.weight.dtype
+        embedded = self.text_embedding(text.to(dtype))
         blocks: list[Any] = list(self.blocks)
-        return [BlockCache(*block.cross_attn.encode(embedded)) for block in blocks]
+        if image is None:
+            return [BlockCache(*block.cross_attn.encode(embedded)) for block in blocks]
+        if self.config.image_dim is None or image.shape[1:] != (self.config.image_tokens, self.config.image_dim):
+            expected = None if self.config.image_dim is None else [self.config.image_tokens, self.config.image_dim]
+            raise ValueError(f"image tokens are {list(image.shape[1:])}; this network takes {expected}")
+        tokens = self.img_emb(image.to(dtype))
+        return [BlockCache(*b.cross_attn.encode(embedded), None, *b.cross_attn.encode_image(tokens)) for b in blocks]
 
     def condition(self, x: Tensor, time: Modulation, input: Any) -> tuple[Tensor, Modulation]:
         """Hook for conditioners at the input: tokens ``x`` ``[B, L, dim]`` and time embedding ``time`` (table
