@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashdreams.core.sizes import snap_size
+from flashdreams.core.sizes import area_size, cells_size, snap_size
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -61,3 +63,30 @@ def test_strict_names_no_size_of_zero():
 def test_zero_and_negative_sides_are_refused_by_name(height, width, named, strict):
     with pytest.raises(ValueError, match=named):
         snap_size(height, width, 16, strict=strict)
+
+
+SHAPES = [(480, 832), (720, 1280), (1080, 1920), (90, 320), (640, 60), (1, 1), (333, 777), (4000, 3000)]
+
+
+@pytest.mark.parametrize("image", SHAPES)
+@pytest.mark.parametrize("area", [480 * 832, 720 * 1280])
+def test_size_of_an_image_at_a_given_area_is_the_published_rule(image, area):
+    """Latent rows, cut off to whole rows and then to even ones; times the compression of 8."""
+    ratio = image[0] / image[1]
+    rows, columns = (math.floor(math.floor(math.sqrt(side) / 8) / 2) * 2 for side in (area * ratio, area / ratio))
+    assert area_size(image, area, 16) == (8 * rows, 8 * columns)
+
+
+@pytest.mark.parametrize(
+    ("image", "size"),
+    [((1080, 1920), (704, 1248)), ((704, 1280), (704, 1280)), ((1000, 1000), (928, 960)), ((1920, 1080), (1248, 704))],
+)
+def test_size_in_cells_distorts_least(image, size):
+    height, width = cells_size(image, 704 * 1280, 32)
+    assert (height % 32, width % 32) == (0, 0) and height * width <= 704 * 1280
+    assert (height, width) == size
+
+
+def test_an_extreme_image_still_has_a_size():
+    assert area_size((1, 10_000), 480 * 832, 16) == (16, 63184)
+    assert min(cells_size((10_000, 1), 704 * 1280, 32)) == 32

@@ -1,4 +1,4 @@
-"""The CLIP image encoder: published keys, preprocessing as published, and the numbers of transformers."""
+"""The CLIP image encoder: published keys, preprocessing as published. (transformers' numbers: ``tests/parity``.)"""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashdreams.config import ConfigError
-from flashdreams.core.checkpoint.keymap import KeyMap, Reshape
-from flashdreams.recipes.wan.clip import MEAN, STD, VISUAL_ONLY, CLIPImageEncoder
+from flashdreams.recipes.wan.clip import MEAN, STD, CLIPImageEncoder
 from flashdreams.recipes.wan.clip_config import CLIPVisionConfig
-from flashdreams.recipes.wan.keymaps import CLIP_FROM_TRANSFORMERS
+from flashdreams.recipes.wan.keymaps import CLIP_VISUAL
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -39,7 +38,7 @@ def test_the_published_file_without_its_text_tower_has_our_keys_and_shapes():
     with torch.device("meta"):
         encoder = CLIPImageEncoder(CLIPVisionConfig())
     published = json.loads(gzip.decompress((DATA / "clip-xlmr-vit-h14-full.native.json.gz").read_bytes()))
-    shapes = VISUAL_ONLY.shapes({key: entry["shape"] for key, entry in published["tensors"].items()})
+    shapes = CLIP_VISUAL.shapes({key: entry["shape"] for key, entry in published["tensors"].items()})
     assert shapes == {key: tuple(weight.shape) for key, weight in encoder.state_dict().items()}
     assert len(shapes) == 392 < len(published["tensors"])
 
@@ -110,22 +109,3 @@ def test_what_is_no_batch_of_images_is_refused(encoder: CLIPImageEncoder, shape:
 def test_a_config_out_of_range_says_so(change: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         replace(SMALL, **change).validate_tree()
-
-
-def test_tokens_equal_transformers():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.CLIPVisionConfig(
-        hidden_size=SMALL.dim, intermediate_size=SMALL.mlp_ratio * SMALL.dim, projection_dim=SMALL.out_dim,
-        num_hidden_layers=SMALL.num_layers, num_attention_heads=SMALL.num_heads, image_size=SMALL.image_size,
-        patch_size=SMALL.patch_size, hidden_act="gelu", layer_norm_eps=SMALL.norm_eps,
-    )  # fmt: skip
-    theirs = transformers.CLIPVisionModelWithProjection(config).eval().double()
-    ours = CLIPImageEncoder(SMALL).double().requires_grad_(False)
-    any_size = KeyMap(tuple(step for step in CLIP_FROM_TRANSFORMERS.steps if not isinstance(step, Reshape)))
-    state = any_size.apply(dict(theirs.state_dict()))
-    ours.load_state_dict({key: value.view_as(ours.state_dict()[key]) for key, value in state.items()})
-    pixels = random(2, 3, 28, 28).double()
-    with torch.no_grad():
-        want = theirs(pixel_values=pixels, output_hidden_states=True).hidden_states
-    for blocks in (2, 3):
-        assert (ours.visual(pixels, blocks) - want[blocks]).abs().max() < 1e-8

@@ -91,3 +91,7 @@ class RollingKVCache:
     def read(self, tokens: int) -> tuple[Tensor, Tensor]:
         """The first ``tokens`` slots, as views."""
         return self.k[:, :tokens], self.v[:, :tokens]
+
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The token ``slots`` ``[L]`` alone, as copies: for the rare pass that may not see all that is stored."""
+        return self.k[:, slots], self.v[:, slots]

@@ -20,6 +20,7 @@ def resolve_length(
     default_num_frames: int,
     fps: Fraction,
     frames_until: Callable[[int], int],
+    unit: str = "chunk",
 ) -> int:
     """Number of chunks of a run whose length is given in at most one of three ways.
 
@@ -31,6 +32,7 @@ def resolve_length(
         duration: length in seconds, at ``fps`` frames a second.
         default_num_frames: length in frames when none of the three is given.
         frames_until: pixel frames of the first n chunks; grows with n, ``frames_until(0) == 0``.
+        unit: what is counted, for messages.
 
     Raises:
         ValueError: more than one length is given, or one is not positive, not finite, or beyond ``MAX_FRAMES``.
@@ -56,7 +58,7 @@ def resolve_length(
     made = frames_until(chunks)
     if made != frames:
         asked = f"{name} {value}" if name == "num_frames" else f"{name} {value} s = {_count(frames, 'frame')}"
-        say_once(f"{asked} -> {_count(made, 'frame')} in {_count(chunks, 'chunk')}, as chunks are made whole")
+        say_once(f"{asked} -> {_count(made, 'frame')} in {_count(chunks, unit)}, as {unit}s are made whole")
     return chunks
 
 

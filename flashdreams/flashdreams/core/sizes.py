@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from flashdreams.core.notices import say_once
 
 
@@ -44,3 +46,35 @@ def _neighbours(side: int, multiple: int) -> str:
     below = side // multiple * multiple
     valid = [below] if below == side else [below, below + multiple]
     return " and ".join(str(value) for value in valid if value > 0)
+
+
+def area_size(image: tuple[int, int], area: int, multiple: int) -> tuple[int, int]:
+    """Height and width of an image's shape with about ``area`` pixels: both cut off to a multiple.
+
+    Of Wan2.1 and Wan2.2 image-to-video (``wan/image2video.py``). A side is at least ``multiple``.
+
+    Args:
+        image: its height and width.
+    """
+    ratio = image[0] / image[1]
+    height, width = math.sqrt(area * ratio), math.sqrt(area / ratio)
+    return max(1, int(height // multiple)) * multiple, max(1, int(width // multiple)) * multiple
+
+
+def cells_size(image: tuple[int, int], area: int, cell: int) -> tuple[int, int]:
+    """Height and width with at most about ``area`` pixels, in whole cells, that distort an image's shape least.
+
+    Of Wan2.2 TI2V (``wan/utils/utils.py``): one side is cut off to whole cells and the other made to fit the area;
+    of the two ways to do so the one nearer to the image's shape is taken, and the second at a tie.
+    """
+    ratio = image[1] / image[0]
+    by_width = max(1, int(math.sqrt(area * ratio) // cell)) * cell
+    first = max(1, int(area / by_width // cell)) * cell, by_width
+    by_height = max(1, int(area / math.sqrt(area * ratio) // cell)) * cell
+    second = by_height, max(1, int(area / by_height // cell)) * cell
+
+    def distortion(size: tuple[int, int]) -> float:
+        other = size[1] / size[0]
+        return max(ratio / other, other / ratio)
+
+    return first if distortion(first) < distortion(second) else second

@@ -12,25 +12,27 @@ from flashdreams.infra.layout import Layout
 
 
 @dataclass
-class RecentLatents:
-    """Clean latents of the frames still in the context, small beside keys and values: the sink and the ring.
-
-    Context can be rebuilt from them after a change of prompt or weights.
+class RecentChunks:
+    """Clean latents and controls of the chunks still in the context, small beside keys and values: those with a frame
+    in the sink or in the ring. The context can be rebuilt from them after a change of prompt or weights.
     """
 
     sink: int
     ring: int | None
     """``None``: everything is kept."""
-    frames: dict[int, Tensor] = field(default_factory=dict)
-    """Latent ``[B, C, H, W]`` by absolute frame."""
+    chunks: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
+    """Latent ``[B, C, T, H, W]`` and input by the chunk's first frame, counted from the start of the context."""
 
-    def add(self, start: int, latent: Tensor) -> None:
-        """Append the frames of ``latent`` ``[B, C, T, H, W]`` and drop those that left the window."""
-        self.frames.update(zip(range(start, start + latent.shape[2]), latent.unbind(2), strict=True))
+    def add(self, start: int, latent: Tensor, input: Any = None) -> None:
+        """Append a chunk and drop those that left the window."""
+        self.chunks[start] = latent, input
         if self.ring is not None:
             oldest = start + latent.shape[2] - self.ring
-            for frame in [frame for frame in self.frames if self.sink <= frame < oldest]:
-                del self.frames[frame]
+            self.chunks = {
+                first: chunk
+                for first, chunk in self.chunks.items()
+                if first < self.sink or first + chunk[0].shape[2] > oldest
+            }
 
 
 @dataclass
@@ -50,7 +52,9 @@ class PipelineCache:
     decoder: Any = None
     given: Tensor | None = None
     autoregressive_index: int = 0
+    origin: int = 0
+    """Latent frame at which the context begins: 0, unless it was reset."""
     loras: dict[str, float] = field(default_factory=dict)
     """Weight of each LoRA from the next chunk on."""
-    recent: dict[str, RecentLatents] = field(default_factory=dict)
+    recent: dict[str, RecentChunks] = field(default_factory=dict)
     pending: dict[str, Any] = field(default_factory=dict)

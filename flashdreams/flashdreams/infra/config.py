@@ -29,8 +29,9 @@ class ModuleConfig(InstantiateConfig[T]):
 
     dtype: DType = "float32"
     checkpoint_path: str | None = None
-    """A local ``.safetensors`` file, or ``package://<package>/<file>`` for a file inside a Python package.
-    ``None`` leaves the module at its random initialisation (tests, training)."""
+    """A file or folder of weights, ``org/repo``, ``hf://org/repo[/path][@revision]``, a link to a file on the hub,
+    ``random:SEED``, or ``package://<package>/<file>`` for a file inside a Python package; ``#name`` at its end picks a
+    state dict of a training dump. ``None`` leaves the module at its random initialisation (tests, training)."""
     state_dict_transform: str | None = field(default=None, metadata={"names_code": True})
     """``"module:function"`` that maps the checkpoint's state dict to the module's own keys."""
     transforms: tuple[str, ...] = field(default=(), metadata={"names_code": True})
@@ -54,6 +55,25 @@ class EncoderConfig(ModuleConfig[T]):
     def parse_controls(self, text: str) -> Sequence[Any]:
         """A person's words for a run, as one control per pixel frame; ValueError says what is understood."""
         raise ValueError(f"this model takes no controls, but got {text[:40]!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextEncoderConfig(EncoderConfig[T]):
+    """A one-shot encoder of prompts, and where it lives."""
+
+    residence: Literal["device", "cpu", "transient"] = "device"
+    """device: beside the transformer. cpu: in the CPU's memory, where it runs too. transient: loaded for a prompt that
+    is new, and freed before the transformer needs the memory."""
+    cache_embeddings: bool = False
+    """Keep embeddings on disk, so that a prompt that was used before needs no text encoder."""
+
+    def identity(self) -> tuple[str, ...]:
+        """What embeddings depend on besides these fields and the weights: digests of further files, such as versions.
+
+        Raises:
+            CheckpointError: one is missing, so that no prompt can be encoded.
+        """
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +120,17 @@ class TransformerConfig(ModuleConfig["Transformer"]):
     cfg: Literal["batched", "sequential"] = "batched"
     negative_prompt: str = ""
     """The model's published negative prompt, used when the user gives none."""
+    stamp_image_latent: bool = False
+    """Given first frames stand in the sample itself at every step, at timestep 0 (Wan2.2 TI2V)."""
+    concat_image_mask_to_latent: bool = False
+    """Given frames are further channels of the input: a mask of which are given, and the latents of a clip that is
+    empty elsewhere (Wan I2V). With neither, given first frames are committed as context."""
+    takes_last_image: bool = False
+    """Whether the clip's last frame is given beside the first."""
+    prompt_policy: Literal["keep", "recache", "reset"] = "keep"
+    """What a new prompt does to the context unless said otherwise; see ``Rollout.set_prompt``."""
+    recache_sink: bool = True
+    """Whether a recache renews the sink too."""
     trained_frames: int | None = None
     """Longest rollout, in latent frames, that the checkpoint was trained for; ``None``: made to go on without end."""
 
@@ -108,7 +139,19 @@ class TransformerConfig(ModuleConfig["Transformer"]):
         """Latent rows and columns that make one token."""
         return 1
 
+    @property
+    def text_shape(self) -> tuple[int | None, int | None]:
+        """Most tokens, and width, of the text embeddings that the network takes, where its config says so."""
+        return getattr(self.network, "text_len", None), getattr(self.network, "text_dim", None)
+
+    @property
+    def bidirectional(self) -> bool:
+        """Whether the whole clip is a single chunk, of any length."""
+        return self.window_size_t is None
+
     def validate(self) -> None:
+        if self.stamp_image_latent and self.concat_image_mask_to_latent:
+            raise ConfigError("stamp_image_latent and concat_image_mask_to_latent are two ways for one thing; set one")
         first = self.len_t if self.first_len_t is None else self.first_len_t
         if self.len_t < 1 or first < 1:
             raise ConfigError(f"len_t={self.len_t}, first_len_t={self.first_len_t}; both must be at least 1")
@@ -147,6 +190,16 @@ class DiffusionModelConfig(InstantiateConfig["DiffusionModel"]):
     scheduler: SchedulerConfig
     high_noise: tuple[ExpertConfig, ...] = ()
     """Each takes over from its ``sigma_low`` upwards; ``transformer`` has what is left."""
+    swap_experts: bool = False
+    """Keep only the expert in use on the device and the others in the CPU's memory. For bidirectional models, which
+    change once in a clip; a streaming one commits every chunk to every expert."""
+
+    def negative_prompt(self, given: str | None) -> str | None:
+        """``given``, else the model's published one; ``None`` where no transformer is guided and none is needed."""
+        transformers = [self.transformer, *(expert.transformer for expert in self.high_noise)]
+        if all(transformer.guidance_scale == 1 for transformer in transformers):
+            return None
+        return self.transformer.negative_prompt if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +212,12 @@ class PipelineConfig(InstantiateConfig["StreamInferencePipeline"]):
     decoder: DecoderConfig | None = None
     encoder: EncoderConfig | None = None
     """Per-chunk controls (actions, camera, ...)."""
-    text_encoder: EncoderConfig | None = None
+    text_encoder: TextEncoderConfig | None = None
+    image_encoder: EncoderConfig | None = None
+    """Tokens of given images (CLIP), for models that attend to them."""
+    image_size: Literal["fixed", "area", "cells"] = "fixed"
+    """Size of a run from an image, unless said otherwise. ``fixed``: the model's. ``area``: the image's shape at the
+    model's number of pixels (Wan I2V). ``cells``: likewise, by the rule of Wan2.2 TI2V."""
     height: int = 480
     width: int = 832
     fps: float = 16.0
@@ -177,15 +235,43 @@ class PipelineConfig(InstantiateConfig["StreamInferencePipeline"]):
         compression = self.decoder.spatial_compression if self.decoder else 1
         return compression * self.diffusion_model.transformer.spatial_patch
 
-    def plan(self, given: int = 0) -> ChunkPlan:
-        """The chunks of a rollout whose first ``given`` latent frames are supplied."""
+    @property
+    def image_use(self) -> Literal["context", "stamp", "concat"]:
+        """How given frames reach the transformer."""
         transformer = self.diffusion_model.transformer
+        return (
+            "stamp" if transformer.stamp_image_latent
+            else "concat" if transformer.concat_image_mask_to_latent
+            else "context"
+        )  # fmt: skip
+
+    def plan(self, given: int = 0, latent_frames: int | None = None) -> ChunkPlan:
+        """The chunks of a rollout.
+
+        Args:
+            given: first latent frames that are supplied as context.
+            latent_frames: length of the single chunk of a bidirectional model; its ``len_t`` by default.
+        """
+        transformer = self.diffusion_model.transformer
+        if transformer.bidirectional and latent_frames is not None:
+            return ChunkPlan(latent_frames, latent_frames)
         return ChunkPlan.of(transformer.len_t, transformer.first_len_t, given)
 
     def frames_until(self, num_chunk: int, given: int = 0) -> int:
         """Pixel frames of the first ``num_chunk`` chunks."""
-        latent = self.plan(given).frames_until(num_chunk)
-        return self.decoder.frames(0, latent) if self.decoder else latent
+        return self.frames_of(self.plan(given).frames_until(num_chunk))
+
+    def frames_of(self, latent_frames: int) -> int:
+        """Pixel frames that so many latent frames decode to."""
+        return self.decoder.frames(0, latent_frames) if self.decoder else latent_frames
+
+    def latent_frames(self, num_frames: int) -> int:
+        """Fewest latent frames that decode to at least ``num_frames`` pixel frames."""
+        step = self.decoder.temporal_compression if self.decoder else 1
+        latent = max(1, num_frames // step)
+        while self.frames_of(latent) < num_frames:
+            latent += 1
+        return latent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +287,16 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     """What it should not show; the model's published one if not given. Needs a guidance scale other than 1."""
     prompt_file: Path | None = None
     """Read the prompt from this text file."""
+    prompt_embeds: Path | None = None
+    """Saved embeddings in place of the text encoder, as --save-embeds writes them; the prompt is then only recorded."""
+    save_embeds: Path | None = None
+    """Write the embeddings of the prompts to this safetensors file."""
     image: Path | None = None
     """First frame of the video."""
+    last_image: Path | None = None
+    """Last frame of the video, for models that make what happens between two."""
+    video: Path | None = None
+    """A clip to go on from: its last frames are the context the video begins with, and are part of it."""
     control: str | None = None
     """Live controls as text, in the model's own words (see its page), or a file of them."""
     output: Path | None = None
@@ -232,7 +326,12 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     dtype: DType | None = None
     """Number format of the transformer; the model's own if not given."""
     ckpt_path: str | None = None
-    """Weights of the transformer, instead of the model's own."""
+    """Weights of the transformer, instead of the model's own: a file (safetensors or PyTorch) or folder, org/repo,
+    hf://org/repo[/path][@revision], or a link to a file on the hub. random:SEED is for every part. Text encoder, decoder and
+    further experts then take theirs from it too, so that nothing is downloaded; the video is noise."""
+    lora: tuple[str, ...] = ()
+    """LoRAs, each SOURCE or SOURCE:WEIGHT (style.safetensors:0.8), of the same forms as checkpoints. Models of several
+    experts: SOURCE:WEIGHT:EXPERT, where 0 is the expert of the highest noise."""
     ckpt_transform: str | None = field(default=None, metadata={"names_code": True})
     """module:function that renames the keys of --ckpt-path."""
     preview: bool = False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashdreams.infra.config import DecoderConfig
+from flashdreams.infra.loading import CheckpointModule
 
 
-class StreamingDecoder(nn.Module):
+class StreamingDecoder(CheckpointModule):
     """Latents to pixels, chunk by chunk; the promise: chunked decode equals whole decode."""
 
     def __init__(self, config: DecoderConfig) -> None:

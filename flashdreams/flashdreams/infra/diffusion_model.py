@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashdreams.infra.cache import PipelineCache, RecentLatents
+from flashdreams.infra.cache import PipelineCache, RecentChunks
 from flashdreams.infra.config import DiffusionModelConfig
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.loras import Loras
@@ -26,35 +26,64 @@ class DiffusionModel(nn.Module):
         experts = sorted(config.high_noise, key=lambda expert: -expert.sigma_low)
         self.boundaries = tuple(expert.sigma_low for expert in experts)
         configs = [*(expert.transformer for expert in experts), config.transformer]
-        self.experts = nn.ModuleList(transformer.setup(device=device) for transformer in configs)
+        self.device = torch.device(device)
+        home = "cpu" if config.swap_experts else device
+        self.experts = nn.ModuleList(transformer.setup(device=home) for transformer in configs)
         self.scheduler = config.scheduler.setup()
         self.loras = Loras(self.experts)
 
     @property
     def transformer(self) -> Transformer:
-        """The expert of the lowest noise; the only one of most models."""
+        """The expert of the lowest noise, the only one of most models, wherever it is."""
         return self.experts[-1]  # ty: ignore[invalid-explicit-return]
 
     def expert_index(self, sigma: float) -> int:
         """Which expert predicts at noise level ``sigma``."""
         return next((i for i, boundary in enumerate(self.boundaries) if sigma >= boundary), len(self.boundaries))
 
+    def expert(self, index: int) -> Transformer:
+        """The expert of this number, on the device."""
+        chosen: Any = self.experts[index]
+        if self.config.swap_experts and next(chosen.parameters()).device.type != self.device.type:
+            for other in self.experts:
+                other.to("cpu")
+            chosen.to(self.device)
+        return chosen
+
     def initialize_cache(self, layout: Layout, conditions: Any) -> list[Any]:
         """One cache per expert."""
-        return [expert.initialize_cache(layout, conditions) for expert in self.experts]
+        last_first = [self.expert(i).initialize_cache(layout, conditions) for i in reversed(range(len(self.experts)))]
+        return last_first[::-1]  # so that the expert of the first steps is the one that is left on the device
 
-    def recent(self) -> dict[str, RecentLatents]:
-        """Empty stores of recent latents, by component."""
+    def recent(self) -> dict[str, RecentChunks]:
+        """Empty stores of recent chunks, by component."""
         config = self.config.transformer
         ring = None if config.window_size_t is None else config.window_size_t - config.sink_size_t
-        return {VIDEO: RecentLatents(config.sink_size_t, ring)}
+        return {VIDEO: RecentChunks(config.sink_size_t, ring)}
 
     def set_conditions(self, cache: PipelineCache, conditions: Any) -> None:
         """Exchange the conditions of a rollout; the committed context stays."""
         self.loras.use(cache.loras)
-        for expert, expert_cache in zip(self.experts, cache.experts, strict=True):
-            expert.set_conditions(expert_cache, conditions)
+        for i, expert_cache in enumerate(cache.experts):
+            self.expert(i).set_conditions(expert_cache, conditions)
         cache.conditions = conditions
+
+    def recache(self, cache: PipelineCache) -> None:
+        """Rebuild the context of every expert from the recent chunks, under the present conditions and weights."""
+        self.loras.use(cache.loras)
+        chunks = cache.recent[VIDEO].chunks
+        if not chunks:
+            return
+        timestep = self._timestep(1000 * self.config.transformer.context_noise, next(iter(chunks.values()))[0])
+        for i, expert_cache in enumerate(cache.experts):
+            self.expert(i).recommit(chunks, timestep, expert_cache)
+
+    def reset(self, cache: PipelineCache) -> None:
+        """Begin an empty context at the next chunk."""
+        self.loras.use(cache.loras)
+        cache.origin = cache.layout.plan.frames_until(cache.autoregressive_index)
+        cache.experts = self.initialize_cache(cache.layout, cache.conditions)
+        cache.recent = self.recent()
 
     def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
         """Clean latent ``[B, C, T, H, W]`` of the next chunk, left pending until :meth:`finalize`.
@@ -84,24 +113,26 @@ class DiffusionModel(nn.Module):
         self.loras.use(cache.loras)
         clean, input = cache.pending[VIDEO], cache.pending["input"]
         timestep = self._timestep(1000 * self.config.transformer.context_noise, clean)
-        for expert, expert_cache in zip(self.experts, cache.experts, strict=True):
+        bidirectional = self.config.transformer.bidirectional  # has no context, so that its weights may stay away
+        for k, expert_cache in enumerate(cache.experts):
+            expert: Any = self.experts[k] if bidirectional else self.expert(k)
             expert.commit(clean, timestep, expert_cache, input)
-        cache.recent[VIDEO].add(cache.layout.plan.span(i)[0], clean)
+        cache.recent[VIDEO].add(cache.layout.plan.span(i)[0] - cache.origin, clean, input)
         cache.pending = {}
         cache.autoregressive_index = i + 1
 
     def _denoise(self, i: int, cache: PipelineCache, input: Any) -> Tensor:
         shape, (start, _) = cache.layout.shape(i), cache.layout.plan.span(i)
-        parameter = next(self.parameters())
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        x = cache.noise.initial(i, start, shape).to(parameter.device, dtype)
+        dtype = torch.promote_types(next(self.parameters()).dtype, torch.float32)
+        x = self.transformer.stamp(cache.noise.initial(i, start, shape).to(self.device, dtype), cache.experts[-1])
         state = self.scheduler.begin()  # one history over all steps, whichever expert predicts them
-        for step in self.scheduler.steps:
+        for step in self.scheduler.steps_of(first=start == cache.origin):
             k = self.expert_index(step.sigma)
-            flow = self.experts[k].predict_flow(x, self._timestep(step.timestep, x), cache.experts[k], input)
+            flow = self.expert(k).predict_flow(x, self._timestep(step.timestep, x), cache.experts[k], input)
             x = self.scheduler.transition(
                 x, flow, step, lambda step=step: cache.noise.step(i, step.index, start, shape), state
             )
+            x = self.transformer.stamp(x, cache.experts[-1])
         return self.transformer.postprocess_clean_latent(x, cache.experts[-1], input)
 
     @staticmethod

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from flashdreams.infra.config import EncoderConfig
+from flashdreams.infra.config import EncoderConfig, TextEncoderConfig
+from flashdreams.infra.loading import CheckpointModule
 
 
-class TextEncoder(nn.Module):
-    """Prompts to embeddings, once per prompt."""
+class TextEncoder(CheckpointModule):
+    """Prompts to embeddings, once per prompt. Where it lives is the business of :mod:`flashdreams.infra.prompts`."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: TextEncoderConfig) -> None:
         super().__init__()
         self.config = config
 
@@ -22,7 +23,19 @@ class TextEncoder(nn.Module):
         raise NotImplementedError(type(self).__name__)
 
 
-class StreamingEncoder(nn.Module):
+class ImageEncoder(CheckpointModule):
+    """Given images to tokens, once per image."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def encode(self, images: Tensor) -> Tensor:
+        """``[B, S, D]`` tokens of ``B`` images ``[B, 3, H, W]`` in [-1, 1], of any size."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class StreamingEncoder(CheckpointModule):
     """Live controls to the ``input`` of one chunk's ``predict_flow``."""
 
     def __init__(self, config: EncoderConfig) -> None:

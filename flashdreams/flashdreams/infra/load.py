@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import TypeVar
+
 import torch
 
-from flashdreams.config import derive_config
+from flashdreams.config import InstantiateConfig, derive_config
 from flashdreams.infra.config import DType, PipelineConfig
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.plugins.registry import get_runner
+
+C = TypeVar("C", bound=InstantiateConfig)
 
 
 def resolve_device(name: str) -> str:
@@ -41,3 +46,17 @@ def load_pipeline(
     if dtype is not None:
         config = derive_config(config, diffusion_model={"transformer": {"dtype": dtype}})
     return config.setup(device=resolve_device(device))
+
+
+def with_checkpoints_from(config: C, source: str) -> C:
+    """``config`` with ``source`` in place of every checkpoint that its tree names."""
+    changes = {}
+    for name in (field.name for field in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, InstantiateConfig):
+            changes[name] = with_checkpoints_from(value, source)
+        elif isinstance(value, tuple) and any(isinstance(item, InstantiateConfig) for item in value):
+            changes[name] = tuple(with_checkpoints_from(item, source) for item in value)
+    if getattr(config, "checkpoint_path", None) is not None:
+        changes["checkpoint_path"] = source
+    return replace(config, **changes)

@@ -30,6 +30,15 @@ class Loras:
         """Digest of each LoRA's file, by ``<name>.<expert>``."""
         return {f"{name}.{i}": lora.digest for i, each in enumerate(self._sets) for name, lora in each.loras.items()}
 
+    def summary(self) -> dict[str, dict[str, str | float | None]]:
+        """What is loaded, by ``<name>.<expert>``: source, default weight, layers matched, digest of the file."""
+        return {
+            f"{name}.{i}": {
+                "source": lora.source, "weight": self.default[name], "layers": lora.layers, "digest": lora.digest,
+            }
+            for i, each in enumerate(self._sets) for name, lora in each.loras.items()
+        }  # fmt: skip
+
     @property
     def names(self) -> list[str]:
         """Every LoRA that is loaded."""

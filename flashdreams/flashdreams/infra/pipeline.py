@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from flashdreams.core.noise import KeyedNoise, Noise
 from flashdreams.infra.cache import PipelineCache
 from flashdreams.infra.config import PipelineConfig
-from flashdreams.infra.decoder import VideoCodec
+from flashdreams.infra.images import encode_clip
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.loras import Loras
+from flashdreams.infra.prompts import GivenPrompts, PromptEncoder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +26,22 @@ class StreamInferencePipeline(nn.Module):
     """Chunk-by-chunk video from prompts, first frames and live controls.
 
     Any number of rollouts, of different sizes, may interleave on one pipeline as if each ran alone.
+
+    Args:
+        text_encoder: one in use already, or the embeddings of a file; by default the one that ``config`` names.
     """
 
-    def __init__(self, config: PipelineConfig, device: str = "cpu") -> None:
+    def __init__(
+        self, config: PipelineConfig, device: str = "cpu", text_encoder: PromptEncoder | GivenPrompts | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.device = torch.device(device)
-        self.text_encoder = config.text_encoder.setup(device=device) if config.text_encoder else None
+        if text_encoder is None and config.text_encoder is not None:
+            text_encoder = PromptEncoder(config.text_encoder, device)
+        self.text_encoder = text_encoder
         self.encoder = config.encoder.setup(device=device) if config.encoder else None
+        self.image_encoder: Any = config.image_encoder.setup(device=device) if config.image_encoder else None
         self.diffusion_model = config.diffusion_model.setup(device=device)
         self.decoder: Any = config.decoder.setup(device=device) if config.decoder else None
         self.eval().requires_grad_(False)
@@ -44,7 +53,9 @@ class StreamInferencePipeline(nn.Module):
 
     def checkpoint_digests(self) -> dict[str, str | None]:
         """Digest of each part's weight file; ``None`` for random weights."""
-        parts: dict[str, Any] = {"text_encoder": self.text_encoder, "encoder": self.encoder, "decoder": self.decoder}
+        parts: dict[str, Any] = {"encoder": self.encoder, "decoder": self.decoder}
+        if isinstance(self.text_encoder, PromptEncoder):
+            parts = {"text_encoder": self.text_encoder, **parts}
         for i, expert in enumerate(self.diffusion_model.experts):
             parts[f"transformer.{i}"] = expert
         return {name: part.checkpoint_digest for name, part in parts.items() if part is not None}
@@ -54,24 +65,15 @@ class StreamInferencePipeline(nn.Module):
         """Conditions of a batch of prompts, with the negative prompt's where guidance needs it."""
         if self.text_encoder is None:
             raise ValueError(f"{self.config.name} has no text encoder; give conditions= instead of a prompt")
-        transformer = self.config.diffusion_model.transformer
-        slots = {"text": self.text_encoder.encode(prompts)}
-        scales = [
-            transformer.guidance_scale,
-            *(e.transformer.guidance_scale for e in self.config.diffusion_model.high_noise),
-        ]
-        if any(scale != 1 for scale in scales):
-            negative = transformer.negative_prompt if negative_prompt is None else negative_prompt
-            slots["negative_text"] = self.text_encoder.encode([negative]).expand(len(prompts), -1, -1)
+        negative = self.config.diffusion_model.negative_prompt(negative_prompt)
+        slots = self.text_encoder.slots(prompts, negative)
         return self.diffusion_model.transformer.conditions_type.from_dict(slots)
 
     @torch.no_grad()
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Latent ``[B, C, 1, h, w]`` of a first frame ``[B, 3, H, W]`` in [-1, 1]."""
-        if not isinstance(self.decoder, VideoCodec):
-            raise ValueError(f"{self.config.name} cannot encode a first frame")
-        video = image[:, :, None].to(self.device, getattr(torch, self.decoder.config.dtype))
-        return self.decoder.encode(video, self.decoder.initialize_cache()).float()
+    def encode_video(self, video: Tensor) -> Tensor:
+        """Latent ``[B, C, T, h, w]`` in float32 of a clip ``[B, 3, 1 + 4n, H, W]`` in [-1, 1]: a first frame, or more
+        to go on from (``initial_latents``)."""
+        return encode_clip(self, video)
 
     @torch.no_grad()
     def initialize_cache(
@@ -85,15 +87,20 @@ class StreamInferencePipeline(nn.Module):
         noise: Noise | None = None,
         seed: int = 0,
         initial_latents: Tensor | None = None,
+        slots: Mapping[str, Tensor] | None = None,
+        latent_frames: int | None = None,
         loras: Mapping[str, float] | None = None,
     ) -> PipelineCache:
         """State of a new rollout.
 
         Args:
-            prompts: one per sample of the batch; or ``conditions``, already encoded.
+            prompts: one per sample of the batch; or ``conditions``, already encoded (also as a dict, such as
+                :func:`~flashdreams.infra.prompts.load_embeds` reads).
             height, width: pixels, multiples of ``config.size_multiple``; the model's own by default.
             noise: the random source; by default :class:`KeyedNoise` of ``seed`` with sample ids "0", "1", ...
-            initial_latents: normalised latents ``[B, C, T, h, w]`` of given first frames.
+            initial_latents: normalised latents ``[B, C, T, h, w]`` of given first frames; of one sample for all.
+            slots: further condition slots, such as those of given images; of one sample for all.
+            latent_frames: length of the one chunk of a bidirectional model; its own by default.
             loras: weights of LoRAs by name; those given to ``loras.load`` by default.
         """
         height, width = height or self.config.height, width or self.config.width
@@ -102,7 +109,13 @@ class StreamInferencePipeline(nn.Module):
             raise ValueError(f"size {height}x{width} is not a multiple of {multiple} in height and width")
         if conditions is None:
             conditions = self.encode_prompts(prompts, negative_prompt)
+        elif isinstance(conditions, Mapping):
+            slots = {name: value.to(self.device) for name, value in conditions.items()}
+            conditions = self.diffusion_model.transformer.conditions_type.from_dict(slots)
         batch = next(iter(conditions.to_dict().values())).shape[0]
+        if slots:
+            alike = {name: slot.expand(batch, *slot.shape[1:]).to(self.device) for name, slot in slots.items()}
+            conditions = type(conditions).from_dict(conditions.to_dict() | alike)
         compression = self.decoder.spatial_compression if self.decoder else 1
         given = 0 if initial_latents is None else initial_latents.shape[2]
         layout = Layout(
@@ -110,9 +123,10 @@ class StreamInferencePipeline(nn.Module):
             self.diffusion_model.transformer.latent_channels,
             height // compression,
             width // compression,
-            self.config.plan(given),
+            self.config.plan(given, latent_frames),
         )
         if initial_latents is not None:
+            initial_latents = initial_latents.expand(max(batch, len(initial_latents)), -1, -1, -1, -1)
             expected = (batch, layout.channels, given, layout.height, layout.width)
             if tuple(initial_latents.shape) != expected:
                 raise ValueError(f"initial_latents are {list(initial_latents.shape)}; expected {list(expected)}")
@@ -164,9 +178,12 @@ class StreamInferencePipeline(nn.Module):
         *,
         seed: int = 0,
         num_chunk: int | None = None,
+        num_frames: int | None = None,
         negative_prompt: str | None = None,
         conditions: Any = None,
         image: Tensor | None = None,
+        last_image: Tensor | None = None,
+        clip: Tensor | None = None,
         initial_latents: Tensor | None = None,
         control: Control = None,
         height: int | None = None,
@@ -178,8 +195,12 @@ class StreamInferencePipeline(nn.Module):
 
         Args:
             prompt: one, or a batch of them (frames then carry a batch axis).
-            num_chunk: how many chunks; ``None`` goes on without end.
-            image: first frame, uint8 ``[H, W, 3]`` (or ``[B, H, W, 3]``) of the rollout's size.
+            num_chunk: how many chunks; ``None`` goes on without end (a bidirectional model makes one).
+            num_frames: length in pixel frames instead, rounded up to whole chunks.
+            image: first frame, uint8 ``[H, W, 3]`` (or ``[B, H, W, 3]``) of the rollout's size; of any size for models
+                that scale it themselves (``config.image_use == "concat"``).
+            last_image: last frame, for models that take one.
+            clip: first frames to go on from, uint8 ``[1 + 4n, H, W, 3]`` of the rollout's size.
             control: one control per pixel frame, or a function of (start frame, stop frame).
             loras: weights of LoRAs by name; those given to ``loras.load`` by default.
         """
@@ -187,7 +208,8 @@ class StreamInferencePipeline(nn.Module):
 
         return start_rollout(
             self, prompt, seed=seed, num_chunk=num_chunk, negative_prompt=negative_prompt, conditions=conditions,
-            image=image, initial_latents=initial_latents, control=control, height=height, width=width, noise=noise,
+            num_frames=num_frames, image=image, last_image=last_image, clip=clip, initial_latents=initial_latents,
+            control=control, height=height, width=width, noise=noise,
             loras=loras,
         )  # fmt: skip
 

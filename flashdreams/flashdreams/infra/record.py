@@ -16,6 +16,10 @@ from flashdreams.config import to_dict
 
 if TYPE_CHECKING:
     from flashdreams.infra.config import RunnerConfig
+    from flashdreams.infra.pipeline import StreamInferencePipeline
+
+INPUTS = ("image", "last_image", "video", "prompt_file", "prompt_embeds")
+"""Fields of the runner's config that name files which the video depends on."""
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -33,28 +37,40 @@ def environment(device: str) -> dict[str, Any]:
 def write_record(
     path: Path,
     config: RunnerConfig,
+    pipeline: StreamInferencePipeline,
     *,
     seed: int,
     device: str,
-    checkpoint: dict[str, str | None],
     timings: dict[str, Any],
     output: dict[str, Any],
 ) -> None:
-    """Write the record of a finished or interrupted run to ``path``, in one step."""
+    """Write the record of a finished or interrupted run to ``path``, in one step.
+
+    Here the files of weights are read for their digests, where those are not known from earlier.
+    """
+    loras = pipeline.loras.summary()
     record = {
         "flashdreams": __version__,
         "slug": config.runner_name,
         "config": to_dict(config),
         "seed": seed,
         "environment": environment(device),
-        "checkpoint": checkpoint,
-        "inputs": {name: file_digest(file) for name in ("image", "prompt_file") if (file := getattr(config, name))},
+        "checkpoint": pipeline.checkpoint_digests() | {f"lora.{name}": lora["digest"] for name, lora in loras.items()},
+        "files": loaded_files(pipeline),
+        "loras": loras,
+        "inputs": {name: file_digest(file) for name in INPUTS if (file := getattr(config, name))},
         "output": output,
         "timings": timings,
     }
     partial = path.with_name(path.name + ".part")
     partial.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, path)
+
+
+def loaded_files(pipeline: StreamInferencePipeline) -> dict[str, dict[str, str]]:
+    """Digest of every file that weights were loaded from, by part of the pipeline and name."""
+    reports = {name: getattr(part, "load_report", None) for name, part in pipeline.named_modules()}
+    return {name: report.digests for name, report in reports.items() if report is not None and report.files}
 
 
 def file_digest(path: Path) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from flashdreams.infra.cache import PipelineCache
+from flashdreams.infra.images import from_uint8, given_frames
 
 if TYPE_CHECKING:
     from flashdreams.infra.pipeline import StreamInferencePipeline
@@ -101,13 +103,44 @@ class Rollout(Iterator[Chunk]):
             with self._timed(self._last.timings, "commit"):
                 self.pipeline.finalize(self._last.index, self._cache)
 
-    def set_prompt(self, prompt: str | Sequence[str], negative_prompt: str | None = None) -> None:
-        """From the next chunk on, show ``prompt``; what was generated stays in the context."""
+    def set_prompt(
+        self,
+        prompt: str | Sequence[str],
+        negative_prompt: str | None = None,
+        *,
+        policy: Literal["keep", "recache", "reset"] | None = None,
+    ) -> None:
+        """From the next chunk on, show ``prompt``.
+
+        Args:
+            prompt: one for the whole batch, or one per sample.
+            policy: what becomes of the context. ``keep``: it stays, made under the old prompt. ``recache``: it is
+                made anew from the same latents under the new prompt, so that it does not hold the new one back.
+                ``reset``: it is emptied, a cut. The model's own (``prompt_policy``) by default.
+
+        Raises:
+            ValueError: an unknown policy, or as many prompts as samples were not given; nothing has changed.
+        """
+        policy = policy or self.pipeline.config.diffusion_model.transformer.prompt_policy
+        if policy not in ("keep", "recache", "reset"):
+            raise ValueError(f"policy is {policy!r}; expected keep, recache or reset")
+        batch = self.cache.layout.batch
+        prompts = [prompt] * batch if isinstance(prompt, str) else list(prompt)
+        if len(prompts) != batch:
+            raise ValueError(f"{len(prompts)} prompts were given; this rollout has {batch} samples")
+        fresh = self.pipeline.encode_prompts(prompts, negative_prompt).to_dict()
         self.flush()
-        prompts = [prompt] * self.cache.layout.batch if isinstance(prompt, str) else list(prompt)
-        conditions = self.pipeline.encode_prompts(prompts, negative_prompt)
+        old, model = self.cache.conditions, self.pipeline.diffusion_model
+        # A given first frame belongs to what a reset leaves behind.
+        conditions = type(old).from_dict(fresh if policy == "reset" else old.to_dict() | fresh)
         with torch.no_grad():
-            self.pipeline.diffusion_model.set_conditions(self.cache, conditions)
+            if policy == "reset":
+                self.cache.conditions = conditions
+                model.reset(self.cache)
+                return
+            model.set_conditions(self.cache, conditions)
+            if policy == "recache":
+                model.recache(self.cache)
 
     def set_loras(self, weights: Mapping[str, float]) -> None:
         """From the next chunk on, these LoRAs and no others, with these weights; other rollouts keep theirs.
@@ -193,19 +226,15 @@ def to_uint8(video: Tensor) -> Tensor:
     return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
 
 
-def from_uint8(image: Tensor) -> Tensor:
-    """Image uint8 ``[..., H, W, 3]`` -> float32 ``[B, 3, H, W]`` in [-1, 1]."""
-    if image.dtype != torch.uint8 or image.ndim not in (3, 4) or image.shape[-1] != 3:
-        raise ValueError(f"image is {image.dtype} {list(image.shape)}; expected uint8 [H, W, 3] or [B, H, W, 3]")
-    return image.reshape(-1, *image.shape[-3:]).permute(0, 3, 1, 2).float() / 127.5 - 1
-
-
 def start_rollout(
     pipeline: StreamInferencePipeline,
     prompt: str | Sequence[str],
     *,
     num_chunk: int | None,
+    num_frames: int | None,
     image: Tensor | None,
+    last_image: Tensor | None,
+    clip: Tensor | None,
     initial_latents: Tensor | None,
     control: Control,
     conditions: Any,
@@ -218,17 +247,33 @@ def start_rollout(
         raise ValueError(f"num_chunk is {num_chunk}; expected 1 or more, or None for a rollout without end")
     if control is not None and pipeline.encoder is None:
         raise ValueError(f"{pipeline.config.name} takes no controls")
+    config, transformer = pipeline.config, pipeline.config.diffusion_model.transformer
+    if num_frames is not None and (num_chunk is not None or num_frames < 1):
+        raise ValueError(f"num_frames is {num_frames}; expected 1 or more, and no num_chunk beside it")
+    length = transformer.len_t
+    if transformer.bidirectional:
+        if num_chunk not in (None, 1):
+            raise ValueError(f"{config.name} makes a whole clip as one chunk, not {num_chunk}; give num_frames")
+        length, num_chunk = length if num_frames is None else config.latent_frames(num_frames), 1
+    if initial_latents is not None and (image is not None or config.image_use != "context"):
+        raise ValueError(f"initial_latents are the context to begin with; {config.name} takes an image or has one")
     batched = not isinstance(prompt, str) if conditions is None else True
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    slots: dict[str, Tensor] = {}
     if image is not None:
-        if initial_latents is not None:
-            raise ValueError("give image or initial_latents, not both")
-        size = (height or pipeline.config.height, width or pipeline.config.width)
-        pixels = from_uint8(torch.as_tensor(image))
-        if pixels.shape[-2:] != size:
-            raise ValueError(f"image is {tuple(pixels.shape[-2:])}; the rollout is {size} (height, width): resize it")
-        initial_latents = pipeline.encode_image(pixels).expand(len(prompts), -1, -1, -1, -1)
+        size = height or config.height, width or config.width
+        with torch.no_grad():
+            slots, initial_latents = given_frames(pipeline, image, last_image, *size, length)
+    elif last_image is not None:
+        raise ValueError("a last frame alone says too little; give the first one too (image)")
+    if clip is not None:
+        if initial_latents is not None or config.image_use != "context":
+            raise ValueError(f"a clip is the context to begin with; {config.name} takes an image or has one")
+        initial_latents = pipeline.encode_video(from_uint8(torch.as_tensor(clip)).transpose(0, 1)[None])
     cache = pipeline.initialize_cache(
-        prompts, conditions=conditions, initial_latents=initial_latents, height=height, width=width, **options
-    )
+        prompts, conditions=conditions, initial_latents=initial_latents, height=height, width=width, slots=slots,
+        latent_frames=length if transformer.bidirectional else None, **options,
+    )  # fmt: skip
+    if num_frames is not None and not transformer.bidirectional:
+        num_chunk = next(n for n in count(1) if config.frames_of(cache.layout.plan.frames_until(n)) >= num_frames)
     return Rollout(pipeline, cache, batched=batched, num_chunk=num_chunk, control=control)

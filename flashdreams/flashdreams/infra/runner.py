@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -17,22 +14,26 @@ import torch
 from tqdm import tqdm
 
 from flashdreams.config import ConfigError, derive_config
-from flashdreams.core.checkpoint import CheckpointError, read_header, resolve_path
-from flashdreams.core.lengths import resolve_length
+from flashdreams.core.checkpoint import CheckpointError, open_checkpoint, parse_source
+from flashdreams.core.checkpoint.sources import RandomSource
 from flashdreams.core.media import MediaError
 from flashdreams.core.media.fps import parse_fps
-from flashdreams.core.media.image import read_image
 from flashdreams.core.media.sheet import contact_sheet
 from flashdreams.core.media.video import VideoWriter
 from flashdreams.core.noise import check_seed
 from flashdreams.core.notices import say_once
-from flashdreams.core.sizes import snap_size
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
 from flashdreams.infra.errors import UserError
-from flashdreams.infra.load import resolve_device
+from flashdreams.infra.framing import Framing, frame_run
+from flashdreams.infra.health import check_chunk
+from flashdreams.infra.load import resolve_device, with_checkpoints_from
+from flashdreams.infra.lora_flag import LoraChoice, check_loras, load_loras, parse_loras
 from flashdreams.infra.metrics import RunMetrics
+from flashdreams.infra.preview import FrameSample
+from flashdreams.infra.prompts import GivenPrompts, PromptEncoder, load_embeds, save_embeds
 from flashdreams.infra.record import write_record
 from flashdreams.infra.rollout import Rollout
+from flashdreams.infra.signals import terminate_as_interrupt
 
 MAX_PROMPT = 20_000
 """Characters; far beyond what any text encoder reads."""
@@ -45,14 +46,14 @@ class Plan:
     pipeline: PipelineConfig
     prompt: str
     seed: int
-    num_chunk: int
-    height: int
-    width: int
+    framing: Framing
     fps: Fraction
     device: str
     output: Path
-    image: torch.Tensor | None = None
     control: Any = None
+    embeds: dict[str, torch.Tensor] | None = None
+    """Embeddings in place of a text encoder, which ``pipeline`` then lacks."""
+    loras: tuple[LoraChoice, ...] = ()
 
 
 class Runner:
@@ -78,90 +79,104 @@ class Runner:
         pipeline = self._pipeline_config()
         seed = check_seed(secrets.randbits(63) if config.seed is None else config.seed)
         fps = parse_fps(config.fps) if config.fps is not None else Fraction(pipeline.fps).limit_denominator(1001)
-        height, width = snap_size(
-            pipeline.height if config.height is None else config.height,
-            pipeline.width if config.width is None else config.width,
-            pipeline.size_multiple,
-            strict=config.strict_size,
-        )
-        given = 0 if config.image is None else 1
-        num_chunk = resolve_length(
-            num_chunk=config.num_chunk,
-            num_frames=config.num_frames,
-            duration=config.duration,
-            default_num_frames=config.default_num_frames,
-            fps=fps,
-            frames_until=lambda chunks: pipeline.frames_until(chunks, given),
-        )
-        image = None
-        if config.image is not None:
-            image = torch.from_numpy(read_image(config.image, height, width).pixels)
+        framing = frame_run(config, pipeline, fps)
         control = None
         if config.control is not None:
             if pipeline.encoder is None:
                 raise UserError(f"{config.runner_name} takes no controls; leave --control out")
             control = pipeline.encoder.parse_controls(self._text_or_file(config.control))
+        embeds = None
+        if config.prompt_embeds is not None:
+            embeds = load_embeds(config.prompt_embeds, pipeline)
+            pipeline = derive_config(pipeline, text_encoder=None)
+            say_once(f"the embeddings in {config.prompt_embeds} are used; the prompt is recorded and not encoded")
+        elif pipeline.text_encoder is None:
+            raise UserError(f"{config.runner_name} has no text encoder; give saved embeddings (--prompt-embeds FILE)")
+        else:
+            pipeline.text_encoder.identity()
         for source in _checkpoints(pipeline):
-            read_header(resolve_path(source))
+            open_checkpoint(source)
+        loras = parse_loras(config.lora)
+        check_loras(pipeline, loras)
         trained = pipeline.diffusion_model.transformer.trained_frames
-        latent = pipeline.plan(given).frames_until(num_chunk)
-        if trained is not None and latent > trained:
+        if trained is not None and framing.latent_frames > trained:
             say_once(
-                f"this checkpoint was trained for {trained} latent frames and will make {latent}: "
+                f"this checkpoint was trained for {trained} latent frames and will make {framing.latent_frames}: "
                 "expect drift or flicker beyond; a preset made for long rollouts does better"
             )
         output = config.output or Path("outputs") / f"{config.runner_name}.mp4"
         device = resolve_device(config.device)
-        return Plan(pipeline, prompt, seed, num_chunk, height, width, fps, device, output, image, control)
+        return Plan(pipeline, prompt, seed, framing, fps, device, output, control, embeds, loras)
 
     def run(self) -> Path:
         """Make the video; returns its path. Whatever was generated when an error or a signal comes is kept."""
         plan = self.plan()
+        framing = plan.framing
         if self.config.seed is None:
             print(f"seed {plan.seed}", file=sys.stderr)
         metrics = RunMetrics()
         try:
-            writer = VideoWriter(plan.output, plan.fps, plan.height, plan.width)
+            writer = VideoWriter(plan.output, plan.fps, framing.height, framing.width)
         except MediaError as error:
             raise UserError(str(error)) from None
         interrupted = True
-        digests: dict[str, str | None] = {}
-        sheet = _Sheet(24) if self.config.preview else None
+        pipeline = None
+        sheet = FrameSample(24) if self.config.preview else None
         try:
             with terminate_as_interrupt(), writer:
                 begun = time.perf_counter()
                 pipeline = self._load(plan)
-                digests = pipeline.checkpoint_digests()
                 metrics.load = time.perf_counter() - begun
                 metrics.start()
                 with pipeline.rollout(
-                    plan.prompt, seed=plan.seed, num_chunk=plan.num_chunk, negative_prompt=self.config.negative_prompt,
-                    image=plan.image, control=plan.control, height=plan.height, width=plan.width,
+                    plan.prompt, seed=plan.seed, negative_prompt=self.config.negative_prompt,
+                    num_chunk=framing.num_chunk if framing.num_frames is None else None, num_frames=framing.num_frames,
+                    image=framing.image, last_image=framing.last_image, clip=framing.clip, control=plan.control,
+                    height=framing.height, width=framing.width,
                 ) as rollout:  # fmt: skip
                     self._generate(rollout, plan, writer, metrics, sheet)
             interrupted = False
         finally:
             metrics.stop()
             if metrics.frames:
-                self._finish(plan, metrics, digests, sheet, interrupted)
+                self._finish(plan, metrics, pipeline, sheet, interrupted)
         return plan.output
 
     def _load(self, plan: Plan) -> Any:
         try:
-            return plan.pipeline.setup(device=plan.device)
+            pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan))
+            load_loras(pipeline, plan.loras)
+            return pipeline
         except (CheckpointError, ConfigError) as error:
             raise UserError(str(error)) from None
 
+    def _prompts(self, plan: Plan) -> PromptEncoder | GivenPrompts:
+        """What knows the embeddings of the run's prompts; a text encoder that is not to stay is gone again."""
+        text_encoder, path = plan.pipeline.text_encoder, self.config.save_embeds
+        if text_encoder is None:
+            prompts = GivenPrompts(plan.embeds or {}, plan.prompt, plan.device)
+        else:
+            prompts = PromptEncoder(text_encoder, plan.device)
+        if path is not None or (text_encoder is not None and text_encoder.residence != "device"):
+            negative = plan.pipeline.diffusion_model.negative_prompt(self.config.negative_prompt)
+            slots = prompts.slots([plan.prompt], negative)
+            try:
+                if path is not None:
+                    save_embeds(path, **slots)
+            except OSError as error:
+                raise UserError(f"--save-embeds {path} cannot be written: {error.strerror or error}") from None
+        return prompts
+
     def _generate(
-        self, rollout: Rollout, plan: Plan, writer: VideoWriter, metrics: RunMetrics, sheet: _Sheet | None
+        self, rollout: Rollout, plan: Plan, writer: VideoWriter, metrics: RunMetrics, sheet: FrameSample | None
     ) -> None:
-        with tqdm(total=plan.num_chunk, unit="chunk", desc=self.config.runner_name, disable=None) as bar:
+        with tqdm(total=plan.framing.num_chunk, unit="chunk", desc=self.config.runner_name, disable=None) as bar:
             for chunk in rollout:
-                if chunk.index == 0 and not torch.isfinite(chunk.latent).all():
-                    raise UserError(
-                        "the first chunk holds NaN or infinity: the weights do not fit the config, or "
-                        f"{plan.pipeline.diffusion_model.transformer.dtype} overflows; try --dtype float32"
-                    )
+                check_chunk(
+                    chunk,
+                    plan.pipeline.diffusion_model.transformer.dtype,
+                    may_be_constant=plan.framing.begins_with_given,
+                )
                 frames = chunk.frames.numpy()
                 writer.write(frames)
                 metrics.add(chunk, len(frames))
@@ -172,26 +187,30 @@ class Runner:
             rollout.flush()
 
     def _finish(
-        self, plan: Plan, metrics: RunMetrics, digests: dict[str, str | None], sheet: _Sheet | None, interrupted: bool
+        self, plan: Plan, metrics: RunMetrics, pipeline: Any, sheet: FrameSample | None, interrupted: bool
     ) -> None:
-        config = replace(self.config, seed=plan.seed, height=plan.height, width=plan.width, fps=str(plan.fps))
+        height, width = plan.framing.height, plan.framing.width
+        config = replace(self.config, seed=plan.seed, fps=str(plan.fps))
+        config = replace(config, save_embeds=None)  # a replay is not to write it again
+        if not plan.framing.sized_by_image:
+            config = replace(config, height=height, width=width)
         output = {
             "file": plan.output.name,
             "frames": metrics.frames,
             "fps": str(plan.fps),
-            "height": plan.height,
-            "width": plan.width,
+            "height": height,
+            "width": width,
             "guidance_scale": plan.pipeline.diffusion_model.transformer.guidance_scale,
             "interrupted": interrupted,
         }
         write_record(
-            plan.output.with_suffix(".json"), config, seed=plan.seed, device=plan.device, checkpoint=digests,
+            plan.output.with_suffix(".json"), config, pipeline, seed=plan.seed, device=plan.device,
             timings=metrics.summary(), output=output,
         )  # fmt: skip
         if sheet is not None:
             contact_sheet(sheet.frames(), plan.output.with_suffix(".png"))
         print(metrics.lines(), file=sys.stderr)
-        print(f"{plan.output}  {metrics.frames} frames, {plan.width}x{plan.height}, {plan.fps} fps")
+        print(f"{plan.output}  {metrics.frames} frames, {width}x{height}, {plan.fps} fps")
 
     def _prompt(self) -> str:
         config = self.config
@@ -201,7 +220,7 @@ class Runner:
         for name, text in (("prompt", prompt), ("negative prompt", config.negative_prompt or "")):
             if len(text) > MAX_PROMPT:
                 raise UserError(f"the {name} has {len(text)} characters; at most {MAX_PROMPT} are taken: shorten it")
-        if not prompt.strip():
+        if not prompt.strip() and config.prompt_embeds is None:
             raise UserError("the prompt is empty; say in a few words what the video shows (--prompt)")
         return prompt
 
@@ -226,43 +245,44 @@ class Runner:
             changes["guidance_scale"] = config.guidance_scale
         if config.dtype is not None:
             changes["dtype"] = config.dtype
+        base = config.pipeline
         if config.ckpt_path is not None:
-            own = config.pipeline.diffusion_model.transformer
+            own = base.diffusion_model.transformer
             declared = dict.fromkeys(filter(None, (own.state_dict_transform, *own.transforms)))
             changes |= {
                 "checkpoint_path": config.ckpt_path,
                 "state_dict_transform": config.ckpt_transform,
                 "transforms": tuple(declared),
             }
+            if isinstance(parse_source(config.ckpt_path), RandomSource):
+                base = with_checkpoints_from(base, config.ckpt_path)
+                say_once(f"every part of the model takes its weights from {config.ckpt_path}, so the video is noise")
         elif config.ckpt_transform is not None:
             raise UserError("--ckpt-transform renames the keys of --ckpt-path, which is not given")
         scheduler = {} if config.num_steps is None else {"num_steps": config.num_steps}
-        pipeline = derive_config(config.pipeline, diffusion_model={"transformer": changes, "scheduler": scheduler})
+        experts = tuple(derive_config(expert, transformer=changes) for expert in base.diffusion_model.high_noise)
+        if experts and config.ckpt_path is not None:
+            experts, changes = self._expert_checkpoints(base, changes)
+        pipeline = derive_config(
+            base, diffusion_model={"transformer": changes, "scheduler": scheduler, "high_noise": experts}
+        )
         pipeline.validate_tree()
         return pipeline
 
-
-class _Sheet:
-    """Evenly spaced frames of a run of unknown length, in constant memory: every n-th, n doubling as needed."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.stride = 1
-        self.seen = 0
-        self.kept: list[Any] = []
-
-    def add(self, frames: Any) -> None:
-        for frame in frames:
-            if self.seen % self.stride == 0:
-                self.kept.append(frame)
-            self.seen += 1
-            if len(self.kept) > 2 * self.count:
-                self.kept, self.stride = self.kept[::2], 2 * self.stride
-
-    def frames(self) -> Any:
-        import numpy as np
-
-        return np.stack(self.kept)
+    def _expert_checkpoints(self, base: PipelineConfig, changes: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Of a model with several transformers: as many checkpoints, separated by commas, that of low noise first."""
+        experts, path = base.diffusion_model.high_noise, changes["checkpoint_path"]
+        parts = path.split(",") if not isinstance(parse_source(path), RandomSource) else [path] * (len(experts) + 1)
+        if len(parts) != len(experts) + 1:
+            raise UserError(
+                f"{self.config.runner_name} has {len(experts) + 1} transformers, and --ckpt-path names {len(parts)}; "
+                "give as many, separated by commas, that of the lowest noise first"
+            )
+        high = [
+            derive_config(expert, transformer=changes | {"checkpoint_path": part})
+            for expert, part in zip(experts, parts[1:], strict=True)
+        ]
+        return tuple(high), changes | {"checkpoint_path": parts[0]}
 
 
 def _checkpoints(config: Any) -> list[str]:
@@ -271,21 +291,3 @@ def _checkpoints(config: Any) -> list[str]:
 
     own = getattr(config, "checkpoint_path", None)
     return ([own] if own else []) + [path for child in nested_configs(config) for path in _checkpoints(child)]
-
-
-@contextmanager
-def terminate_as_interrupt() -> Generator[None]:
-    """SIGTERM ends the run as Ctrl-C does, so that its files are finished."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone may set handlers
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.infra.config import TransformerConfig
 from flashdreams.infra.layout import Layout
+from flashdreams.infra.loading import CheckpointModule
 
 
-class Transformer(nn.Module):
+class Transformer(CheckpointModule):
     """Predicts the flow of a chunk given the committed ones.
 
     The law: ``predict_flow`` never changes committed context, so repeating it gives the same answer; only ``commit``
@@ -21,9 +21,6 @@ class Transformer(nn.Module):
 
     conditions_type: Any
     """Frozen dataclass of named condition slots, with ``to_dict`` and ``from_dict``."""
-
-    layouts: ClassVar[Mapping[str, KeyMap]] = {}
-    """Key maps to the module's own names from the other layouts in which its weights and LoRAs are published."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -55,6 +52,15 @@ class Transformer(nn.Module):
     def commit(self, clean: Tensor, timestep: Tensor, cache: Any, input: Any = None) -> None:
         """Make the clean chunk part of the context."""
         raise NotImplementedError(type(self).__name__)
+
+    def recommit(self, chunks: Mapping[int, tuple[Tensor, Any]], timestep: Tensor, cache: Any) -> None:
+        """Make the context anew from ``chunks``, latent and input by first frame, under the present conditions and
+        weights: those of the committed chunks that are still in the window."""
+        raise NotImplementedError(f"{type(self).__name__} cannot rebuild its context; use policy 'keep' or 'reset'")
+
+    def stamp(self, noisy: Tensor, cache: Any) -> Tensor:
+        """Put what is known into a sample: called on the noise and after every step."""
+        return noisy
 
     def postprocess_clean_latent(self, clean: Tensor, cache: Any, input: Any = None) -> Tensor:
         """Last word on a finished chunk before it is decoded and committed."""

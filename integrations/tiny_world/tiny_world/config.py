@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashdreams.infra.config import DecoderConfig, DiffusionModelConfig, EncoderConfig, PipelineConfig, RunnerConfig
+from flashdreams.infra.config import (
+    DecoderConfig,
+    DiffusionModelConfig,
+    EncoderConfig,
+    PipelineConfig,
+    RunnerConfig,
+    TextEncoderConfig,
+)
 from flashdreams.infra.scheduler.config import FlowMatchEulerSchedulerConfig
 from flashdreams.recipes.wan.config import WanNetworkConfig, WanTransformerConfig
 from tiny_world._words import parse_actions
@@ -33,7 +40,7 @@ class TinyWorldNetworkConfig(WanNetworkConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinyTextEncoderConfig(EncoderConfig):
+class TinyTextEncoderConfig(TextEncoderConfig):
     """Word embeddings and two small transformer layers."""
 
     _target: ClassVar[str] = "tiny_world._text:TinyTextEncoder"

@@ -25,6 +25,20 @@ def file_digest(path: Path) -> str:
     return "sha256:" + digest
 
 
+def digest_then(path: Path, state: tuple[int, ...]) -> str:
+    """The digest of the file as it was in ``state`` (see :func:`file_state`), or a word on why it cannot be had."""
+    try:
+        return file_digest(path) if file_state(path) == state else "changed since it was loaded"
+    except OSError:
+        return "gone since it was loaded"
+
+
+def file_state(path: Path) -> tuple[int, ...]:
+    """Size, time of change and number of a file: what is as before belongs to the same bytes."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
 def remember(path: Path, sha256: str) -> None:
     """Note that the file, as it is now, has this sha256."""
     key, state = _identity(path)
@@ -44,6 +58,5 @@ def hash_file(path: Path) -> str:
 
 
 def _identity(path: Path) -> tuple[str, list[int]]:
-    found = path.stat()
     key = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    return key, [found.st_size, found.st_mtime_ns, found.st_ino]
+    return key, list(file_state(path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from flashdreams.core.checkpoint.digest import file_state
 from flashdreams.core.checkpoint.errors import CheckpointError
 from flashdreams.core.checkpoint.opened import Checkpoint, open_checkpoint
 from flashdreams.core.checkpoint.plan import Planner, Step, Transform, plan_steps
@@ -62,6 +63,7 @@ def load_checkpoint(
     copied = [step.meta for step in steps if device.type != "cpu" or _cast_to(step.meta, dtype) != step.meta.dtype]
     check_room(_bytes(copied, dtype), device, source)
     checkpoint.fetch()
+    states = tuple(map(file_state, checkpoint.files))
     for notice in checkpoint.notices:
         say_once(notice)
     if match.allowed:
@@ -77,7 +79,7 @@ def load_checkpoint(
     except BaseException:
         ready.clear()  # the traceback holds this frame; the memory must not wait for it
         raise
-    return LoadReport(source, tuple(checkpoint.files), len(steps), match.allowed, tuple(checkpoint.notices))
+    return LoadReport(source, tuple(checkpoint.files), len(steps), match.allowed, tuple(checkpoint.notices), states)
 
 
 def match_checkpoint(

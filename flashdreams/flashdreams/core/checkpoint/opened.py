@@ -12,11 +12,13 @@ from torch import Tensor
 
 from flashdreams.core.checkpoint import hub
 from flashdreams.core.checkpoint.content import ENOUGH, file_size, kind_of, kind_of_bytes
+from flashdreams.core.checkpoint.digest import file_digest
 from flashdreams.core.checkpoint.errors import CheckpointError
 from flashdreams.core.checkpoint.header import TensorInfo, read_file_header
 from flashdreams.core.checkpoint.layout import Choice, beside, choose, read_index
 from flashdreams.core.checkpoint.mapped import TORCH_DTYPES, MappedFile
 from flashdreams.core.checkpoint.pickle import read_pickle
+from flashdreams.core.checkpoint.report import joint_digest
 from flashdreams.core.checkpoint.sources import HubSource, LocalSource, parse_source
 
 
@@ -88,6 +90,19 @@ class Checkpoint:
                     f"{path} has another header than {self.source} on the hub; remove it and run again"
                 )
             part.path = path
+
+    def digest(self) -> str:
+        """What the report of loading it will say, without loading: where the hub states a file's sha256, the file is
+        not even fetched."""
+        remote = [part.name for part in self.parts if part.path is None]
+        stated = {name: self._listing.files[name].sha256 for name in remote} if self._listing else {}
+        if None in stated.values():
+            self.fetch()
+        digests = {}
+        for part in self.parts:
+            digest = f"sha256:{stated[part.name]}" if part.path is None else file_digest(part.path)
+            digests[Path(part.name).name] = digest
+        return joint_digest(digests, self.source)
 
     def read(self, key: str) -> Tensor:
         """The tensor as stored, its pages brought in; in place where the file allows it."""

@@ -74,6 +74,15 @@ def read_pickle(path: Path, kind: Kind, entry: str | None = None) -> PickledTens
     return PickledTensors(infos, loaded, notices)
 
 
+def read_object(path: Path) -> Any:
+    """Whatever a small file of ``torch.save`` holds, on the CPU.
+
+    Raises:
+        CheckpointError: as for :func:`read_pickle`.
+    """
+    return _load(path, "cpu")
+
+
 def _records(path: Path) -> dict[int, int] | None:
     """Sizes of the zip's records by where their bytes begin; ``None`` if they cannot be used in place.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor, dtype
 
-from flashdreams.core.checkpoint.digest import file_digest
+from flashdreams.core.checkpoint.digest import digest_then
 
 Shape = tuple[int, ...]
 _WORDS = re.compile(r"[a-z]+|\d+")
@@ -121,6 +121,8 @@ class LoadReport:
     tensors: int
     missing: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
+    states: tuple[tuple[int, ...], ...] = ()
+    """Of each file before it was read, by which a later change is noticed."""
 
     @property
     def path(self) -> Path:
@@ -130,14 +132,19 @@ class LoadReport:
     @cached_property
     def digests(self) -> dict[str, str]:
         """``sha256:<hex>`` of every file by its name; read when first asked for."""
-        return {path.name: file_digest(path) for path in self.files}
+        return {path.name: digest_then(path, state) for path, state in zip(self.files, self.states, strict=True)}
 
     @cached_property
     def digest(self) -> str:
         """One value for all files: the file's own sha256, or that of the shards' list; a seed for random weights."""
-        if len(self.files) == 1:
-            return self.digests[self.files[0].name]
-        if not self.files:
-            return self.source
-        listing = "".join(f"{digest}  {name}\n" for name, digest in sorted(self.digests.items()))
-        return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
+        return joint_digest(self.digests, self.source)
+
+
+def joint_digest(digests: Mapping[str, str], source: str) -> str:
+    """One value for the files of ``source``, from the digest of each by its name."""
+    if not digests:
+        return source
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    listing = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()

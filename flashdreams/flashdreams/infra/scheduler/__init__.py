@@ -1,6 +1,7 @@
 """Samplers: a sigma table and a transition kernel each. This module names their configs and imports no torch."""
 
 from flashdreams.infra.scheduler.config import (
+    BoundaryFewStepSchedulerConfig,
     DPMPPSchedulerConfig,
     FewStepSchedulerConfig,
     FlowMatchEulerSchedulerConfig,
@@ -8,6 +9,7 @@ from flashdreams.infra.scheduler.config import (
 )
 
 __all__ = [
+    "BoundaryFewStepSchedulerConfig",
     "DPMPPSchedulerConfig",
     "FewStepSchedulerConfig",
     "FlowMatchEulerSchedulerConfig",

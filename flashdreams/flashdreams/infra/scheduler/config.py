@@ -70,6 +70,8 @@ class FewStepSchedulerConfig(SchedulerConfig):
     """Training steps, of 1000, at which the model was distilled, falling."""
     warp: bool = True
     """Take them as indices into the shifted table (1000, 937.5, 833.3, 625 at shift 5) instead of as timesteps."""
+    first_chunk_steps: tuple[int, ...] | None = None
+    """Steps of a chunk that has no context yet, where it takes others: more of them (Causal-Forcing++)."""
 
     def validate(self) -> None:
         super().validate()
@@ -80,5 +82,27 @@ class FewStepSchedulerConfig(SchedulerConfig):
                 f"num_steps is {self.num_steps}, but this model was distilled for {len(steps)} steps {steps}; "
                 f"use num_steps {len(steps)} or give as many denoising_steps"
             )
-        if list(steps) != sorted(set(steps), reverse=True) or not 1 <= steps[-1] <= steps[0] <= 1000:
-            raise ConfigError(f"denoising_steps are {steps}; expected falling whole numbers from 1000 to 1")
+        for name in ("denoising_steps", "first_chunk_steps"):
+            steps = getattr(self, name)
+            if steps is None:
+                continue
+            if not steps or list(steps) != sorted(set(steps), reverse=True) or not 1 <= steps[-1] <= steps[0] <= 1000:
+                raise ConfigError(f"{name} are {steps}; expected falling whole numbers from 1000 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryFewStepSchedulerConfig(FewStepSchedulerConfig):
+    """The few-step sampler of two experts (FastVideo's causal Wan2.2): the one for high noise predicts the state at the
+    boundary between them, not the clean latent, and is re-noised from there."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.samplers:BoundaryFewStepScheduler"
+    num_steps: int = 8
+    shift: float = 12.0
+    denoising_steps: tuple[int, ...] = (1000, 850, 700, 550, 350, 275, 200, 125)
+    boundary: float = 0.875
+    """Noise level at which the experts meet; the same as the high-noise expert's ``sigma_low``."""
+
+    def validate(self) -> None:
+        super().validate()
+        if not 0 < self.boundary < 1:
+            raise ConfigError(f"boundary is {self.boundary}; expected a noise level between 0 and 1")

@@ -13,6 +13,7 @@ from torch import Tensor
 from flashdreams.config import ConfigError
 from flashdreams.infra.scheduler import kernels, tables
 from flashdreams.infra.scheduler.config import (
+    BoundaryFewStepSchedulerConfig,
     DPMPPSchedulerConfig,
     FewStepSchedulerConfig,
     FlowMatchEulerSchedulerConfig,
@@ -46,6 +47,10 @@ class Scheduler:
         """Noise levels from at most 1 to a final 0, strictly falling, float32 ``[steps + 1]``."""
         raise NotImplementedError(type(self).__name__)
 
+    def steps_of(self, *, first: bool) -> tuple[Step, ...]:
+        """The steps of a chunk; ``first`` if it has no context yet."""
+        return self.steps
+
     def timesteps(self, steps: int) -> Tensor:
         """What the network is told, float32 ``[steps]``: ``1000 * sigma``."""
         return 1000 * self.sigmas(steps)[:-1]
@@ -68,16 +73,25 @@ class Scheduler:
         return kernels.add_noise(clean, noise, sigma)
 
     def sample(
-        self, x: Tensor, predict_flow: Callable[[Tensor, Step], Tensor], draw: Callable[[Step], Tensor]
+        self,
+        x: Tensor,
+        predict_flow: Callable[[Tensor, Step], Tensor],
+        draw: Callable[[Step], Tensor],
+        *,
+        first: bool = False,
     ) -> Tensor:
-        """Run all steps from noise ``x``; ``predict_flow(x, step)`` is the model, ``draw(step)`` fresh noise."""
+        """Run all steps of a chunk from noise ``x``; ``predict_flow(x, step)`` is the model, ``draw(step)`` fresh
+        noise, ``first`` that of :meth:`steps_of`."""
         state = self.begin()
-        for step in self.steps:
+        for step in self.steps_of(first=first):
             x = self.transition(x, predict_flow(x, step), step, lambda step=step: draw(step), state)
         return x
 
     def _steps(self, count: int) -> tuple[Step, ...]:
-        sigmas, timesteps = self.sigmas(count).tolist(), self.timesteps(count).tolist()
+        return self._table(self.sigmas(count).tolist(), self.timesteps(count).tolist())
+
+    def _table(self, sigmas: list[float], timesteps: list[float]) -> tuple[Step, ...]:
+        count = len(timesteps)
         if any(a <= b for a, b in pairwise(sigmas)):
             raise ConfigError(
                 f"{count} steps cannot be told apart in float32 with {self.config}; use fewer steps or a smaller shift"
@@ -101,21 +115,65 @@ class FewStepScheduler(Scheduler):
     config: FewStepSchedulerConfig
     eta = 1.0
 
+    def __init__(self, config: FewStepSchedulerConfig) -> None:
+        super().__init__(config)
+        first = config.first_chunk_steps
+        self.first_steps = (
+            self.steps if first is None else self._table(self._levels(first).tolist(), self._told(first).tolist())
+        )
+
+    def steps_of(self, *, first: bool) -> tuple[Step, ...]:
+        return self.first_steps if first else self.steps
+
     def sigmas(self, steps: int) -> Tensor:
-        config = self.config
-        if steps != len(config.denoising_steps):
-            raise ConfigError(f"{steps} steps were asked of a model distilled for {config.denoising_steps}")
-        if config.warp:
-            levels = [t / 1000 for t in tables.warped_steps(config.denoising_steps, config.shift)]
-        else:
-            levels = [tables.nearest(t, config.shift) for t in config.denoising_steps]
-        return torch.tensor([*levels, 0.0], dtype=torch.float64).float()
+        self._check(steps)
+        return self._levels(self.config.denoising_steps)
 
     def timesteps(self, steps: int) -> Tensor:
         """The warped timesteps, or the distilled ones as they are."""
+        self._check(steps)
+        return self._told(self.config.denoising_steps)
+
+    def _levels(self, denoising_steps: tuple[int, ...]) -> Tensor:
         if self.config.warp:
-            return super().timesteps(steps)
-        return torch.tensor(self.config.denoising_steps, dtype=torch.float32)
+            levels = [t / 1000 for t in tables.warped_steps(denoising_steps, self.config.shift)]
+        else:
+            levels = [tables.nearest(t, self.config.shift) for t in denoising_steps]
+        return torch.tensor([*levels, 0.0], dtype=torch.float64).float()
+
+    def _told(self, denoising_steps: tuple[int, ...]) -> Tensor:
+        if self.config.warp:
+            return 1000 * self._levels(denoising_steps)[:-1]
+        return torch.tensor(denoising_steps, dtype=torch.float32)
+
+    def _check(self, steps: int) -> None:
+        if steps != len(self.config.denoising_steps):
+            raise ConfigError(f"{steps} steps were asked of a model distilled for {self.config.denoising_steps}")
+
+
+class BoundaryFewStepScheduler(FewStepScheduler):
+    """Above the boundary, predict the state there and re-noise it to the next level; below, as :class:`FewStepScheduler`
+    does, from the state that the last step above has handed on."""
+
+    config: BoundaryFewStepSchedulerConfig
+
+    def __init__(self, config: BoundaryFewStepSchedulerConfig) -> None:
+        super().__init__(config)
+        self.boundary = tables.nearest(1000 * config.boundary, config.shift)
+        """Level of the training table that is nearest to the boundary."""
+        for steps in (self.steps, self.first_steps):
+            if steps[-1].sigma >= config.boundary:
+                raise ConfigError(
+                    f"the last step of {self.config} is at noise level {steps[-1].sigma:.4g}, above the boundary "
+                    f"{config.boundary}, so that no expert makes the clean latent; give a lower last step"
+                )
+
+    def transition(self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None) -> Tensor:
+        if step.sigma < self.config.boundary:
+            return super().transition(x, flow, step, draw, state)
+        # The last step above leads to the boundary, wherever below it the next one stands.
+        sigma_next = step.sigma_next if step.sigma_next >= self.config.boundary else self.boundary
+        return kernels.boundary_transition(x, flow, step.sigma, sigma_next, self.boundary, draw)
 
 
 class MultistepScheduler(Scheduler):

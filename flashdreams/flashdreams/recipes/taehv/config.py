@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from flashdreams.config import ConfigError
@@ -30,7 +30,9 @@ class TAEHVConfig(DecoderConfig):
     """How many frames one becomes at each level, from latents to pixels."""
     latents_per_pass: int = 4
     """Latents that go through the layers together; more is faster and takes more memory."""
-    state_dict_transform: str | None = "flashdreams.recipes.taehv.taehv:keep_last_rows"
+    transforms: tuple[str, ...] = field(
+        default=("flashdreams.recipes.taehv.taehv:keep_last_rows",), metadata={"names_code": True}
+    )
 
     @property
     def spatial_compression(self) -> int:  # ty: ignore[incompatible-property-override]

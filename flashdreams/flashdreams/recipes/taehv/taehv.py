@@ -227,4 +227,5 @@ def keep_last_rows(state: Mapping[str, Tensor], factors: tuple[int, ...] = (1, 2
         key=lambda name: int(name.split(".")[1]),
     )
     rows = {name: factor * state[name].shape[1] for name, factor in zip(names, factors, strict=True)}
-    return {name: weight[-rows[name] :] if name in rows else weight for name, weight in state.items()}
+    return {name: weight[-rows[name] :] if len(weight) > rows.get(name, len(weight)) else weight
+            for name, weight in state.items()}  # fmt: skip

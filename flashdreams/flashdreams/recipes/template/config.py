@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flashdreams.infra.config import DecoderConfig, DiffusionModelConfig, EncoderConfig, PipelineConfig, RunnerConfig
+from flashdreams.infra.config import (
+    DecoderConfig,
+    DiffusionModelConfig,
+    EncoderConfig,
+    PipelineConfig,
+    RunnerConfig,
+    TextEncoderConfig,
+)
 from flashdreams.infra.scheduler import FlowMatchEulerSchedulerConfig
 from flashdreams.recipes.wan.config import WanNetworkConfig, WanTransformerConfig
 
@@ -18,7 +25,7 @@ FLASHDREAMS_API = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplateTextConfig(EncoderConfig["TextEncoder"]):
+class TemplateTextConfig(TextEncoderConfig["TextEncoder"]):
     """Words to fixed random vectors."""
 
     _target: ClassVar[str] = "flashdreams.recipes.template.modules:TemplateTextEncoder"

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashdreams.core.attention import attention
-from flashdreams.core.checkpoint.keymap import Drop, KeyMap
+from flashdreams.infra.encoder import ImageEncoder
 from flashdreams.recipes.wan.clip_config import CLIPVisionConfig
+from flashdreams.recipes.wan.keymaps import CLIP_FROM_TRANSFORMERS
 from flashdreams.recipes.wan.network import layer_norm
-
-VISUAL_ONLY = KeyMap(
-    (
-        Drop("textual.*", why="the text tower, which no Wan model uses"),
-        Drop("log_scale", why="the temperature of CLIP's training"),
-    )
-)
-"""From the published file, which holds both towers; a ``state_dict_transform``."""
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -77,12 +72,15 @@ class CLIPVision(nn.Module):
         return x
 
 
-class CLIPImageEncoder(nn.Module):
+class CLIPImageEncoder(ImageEncoder):
     """Images to the tokens that Wan2.1's image-to-video models attend to."""
 
+    config: CLIPVisionConfig
+
+    layouts: ClassVar = {"transformers": CLIP_FROM_TRANSFORMERS}
+
     def __init__(self, config: CLIPVisionConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.visual = CLIPVision(config)
 
     def encode(self, images: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from flashdreams.config import ConfigError
@@ -26,7 +26,15 @@ class CLIPVisionConfig(EncoderConfig["CLIPImageEncoder"]):
     num_heads: int = 16
     num_layers: int = 32
     norm_eps: float = 1e-5
-    state_dict_transform: str | None = "flashdreams.recipes.wan.clip:VISUAL_ONLY"
+    transforms: tuple[str, ...] = field(
+        default=(
+            "flashdreams.recipes.wan.keymaps:CLIP_VISUAL",
+            "flashdreams.recipes.wan.keymaps:clip_from_transformers",
+        ),
+        metadata={"names_code": True},
+    )
+    allow_missing: tuple[str, ...] = ("visual.head",)
+    """The projection to CLIP's joint space, which is not used; files of ``CLIPVisionModel`` do without."""
 
     @property
     def num_tokens(self) -> int:

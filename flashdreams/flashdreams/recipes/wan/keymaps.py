@@ -158,12 +158,25 @@ CLIP_FROM_TRANSFORMERS = KeyMap(
 )
 """The visual tower of the CLIP ViT-H/14 of Wan2.1 I2V, from ``CLIPVisionModelWithProjection``."""
 
+CLIP_VISUAL = KeyMap(
+    (
+        Drop("textual.*", why="the text tower, which no Wan model uses"),
+        Drop("log_scale", why="the temperature of CLIP's training"),
+    )
+)
+"""From the published native file, which holds both towers of CLIP."""
+
 dit_from_native = UNWRAP.apply
 dit_from_diffusers = _UNWRAP_DIFFUSERS.then(DIT_FROM_DIFFUSERS).apply
 dit_from_fastvideo = UNWRAP.then(DIT_FROM_FASTVIDEO).apply
 vae21_from_diffusers = VAE21_FROM_DIFFUSERS.apply
 vae22_from_diffusers = VAE22_FROM_DIFFUSERS.apply
-clip_from_transformers = CLIP_FROM_TRANSFORMERS.apply
+# The state dict of a CLIPVisionModel of transformers 5 lacks the part that its files have in front.
+clip_from_transformers = (
+    KeyMap(((r"^(embeddings|pre_layrnorm|encoder|post_layernorm)\.", r"vision_model.\1."),))
+    .then(CLIP_FROM_TRANSFORMERS)
+    .apply
+)
 # A state dict taken from the module, not from its file, has the token table twice.
 umt5_from_transformers = (
     KeyMap((Drop("encoder.embed_tokens.weight", why="tied to shared.weight"),)).then(UMT5_FROM_TRANSFORMERS).apply

@@ -49,6 +49,7 @@ class ChunkContext:
 
     ``rope`` covers the chunk's tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is
     the number of cache tokens to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
+    ``read`` (int64) names the cache tokens to read where that is not all of the first ``visible`` (recaching).
     ``mask`` restricts attention within the chunk where there is no rolling cache (training).
     """
 
@@ -56,6 +57,7 @@ class ChunkContext:
     slots: Tensor | None = None
     visible: int = 0
     sink_tokens: int = 0
+    read: Tensor | None = None
     mask: Tensor | None = None
 
 
@@ -111,7 +113,7 @@ class SelfAttention(nn.Module):
             if context.sink_tokens:
                 cache.write_raw_sink(raw_k, context.slots, context.sink_tokens)
             cache.write(k, v, context.slots)
-            k, v = cache.read(context.visible)
+            k, v = cache.read(context.visible) if context.read is None else cache.gather(context.read)
         return self.o(attention(q, k, v, mask=context.mask, backend=self.backend).flatten(-2))
 
 
@@ -215,7 +217,8 @@ class ImageEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, S, image_dim] -> [B, S, dim]``."""
         before, first, gelu, second, after = self.proj
-        assert isinstance(before, nn.LayerNorm) and isinstance(after, nn.LayerNorm)
+        assert isinstance(before, nn.LayerNorm)
+        assert isinstance(after, nn.LayerNorm)
         if hasattr(self, "emb_pos"):
             tokens = tokens + self.emb_pos
         return layer_norm(second(gelu(first(layer_norm(tokens, before)))), after)

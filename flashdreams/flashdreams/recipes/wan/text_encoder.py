@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from torch import Tensor
 from flashdreams.core.checkpoint.sources import RandomSource, parse_source
 from flashdreams.core.notices import say_once
 from flashdreams.infra.encoder import TextEncoder
-from flashdreams.recipes.wan.tokenizer import PAD, clean_prompt, load_tokenizer
+from flashdreams.recipes.wan.keymaps import UMT5_FROM_TRANSFORMERS
+from flashdreams.recipes.wan.tokenizer import PAD, WITHOUT, clean_prompt, load_tokenizer
 from flashdreams.recipes.wan.umt5 import UMT5Encoder
 from flashdreams.recipes.wan.umt5_config import UMT5Config
 
@@ -21,10 +22,11 @@ class UMT5TextEncoder(TextEncoder):
     """umT5 and its tokenizer, which is read first, so that a missing one is noticed before gigabytes of weights are."""
 
     config: UMT5Config
+    layouts: ClassVar = {"transformers": UMT5_FROM_TRANSFORMERS}
 
     def __init__(self, config: UMT5Config) -> None:
         super().__init__(config)
-        place = config.tokenizer or config.checkpoint_path
+        place = config.tokenizer_place
         if config.tokenizer is None and place is not None and isinstance(parse_source(place), RandomSource):
             place = None
         self.tokenizer: Any = None if place is None else load_tokenizer(place, config.vocab_size)
@@ -53,7 +55,7 @@ class UMT5TextEncoder(TextEncoder):
     def tokenize(self, prompt: str) -> list[int]:
         """Token ids of a cleaned prompt, end mark included; at most ``text_len``."""
         if self.tokenizer is None:
-            raise ValueError("this text encoder has no tokenizer; set its tokenizer to a tokenizer.json")
+            raise ValueError(f"this text encoder has no tokenizer; set its tokenizer to a tokenizer.json, or {WITHOUT}")
         ids = self.tokenizer.encode(clean_prompt(prompt)).ids
         limit = self.config.text_len
         if len(ids) > limit:

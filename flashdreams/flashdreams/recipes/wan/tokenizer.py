@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from flashdreams.core.checkpoint import CheckpointError
+from flashdreams.core.checkpoint.digest import file_digest
 from flashdreams.core.checkpoint.hub import download, list_files
 from flashdreams.core.checkpoint.sources import HubSource, LocalSource, RandomSource, parse_source
 from flashdreams.core.notices import say_once
@@ -15,6 +17,9 @@ from flashdreams.core.notices import say_once
 NAME = "tokenizer.json"
 FOLDERS = ("", "google/umt5-xxl", "tokenizer")
 """Where the published repositories have it: beside the weights, in the native ones, in those of diffusers."""
+
+WITHOUT = "give saved embeddings instead of a prompt (--prompt-embeds FILE)"
+"""What a person without a tokenizer can do."""
 
 PAD, END = 0, 1
 """Token ids that every T5 has in these places."""
@@ -46,7 +51,8 @@ def load_tokenizer(place: str, vocab_size: int) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise CheckpointError(
-            "the text encoder needs the package 'tokenizers', which is not installed; pip install 'flashdreams[text]'"
+            "the text encoder needs the package 'tokenizers', which is not installed; pip install 'flashdreams[text]', "
+            f"or {WITHOUT}"
         ) from None
     path = find_tokenizer(place)
     try:
@@ -64,6 +70,23 @@ def load_tokenizer(place: str, vocab_size: int) -> Any:
     return tokenizer
 
 
+def identity(place: str | None) -> tuple[str, ...]:
+    """What the token ids of a prompt depend on: the tokenizer's digest, and the versions of what reads and cleans text.
+
+    Raises:
+        CheckpointError: there is no tokenizer.
+    """
+    if place is None:
+        raise CheckpointError(f"this text encoder has neither weights nor a tokenizer; {WITHOUT}")
+    versions = []
+    for package in ("tokenizers", "ftfy"):
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            versions.append(f"no {package}")
+    return (file_digest(find_tokenizer(place)), *versions)
+
+
 def find_tokenizer(place: str) -> Path:
     """The local ``tokenizer.json`` at or near ``place``, downloaded if ``place`` is on the hub.
 
@@ -72,7 +95,7 @@ def find_tokenizer(place: str) -> Path:
     """
     source = parse_source(place)
     if isinstance(source, RandomSource):
-        raise CheckpointError(f"{place} has no tokenizer; set the text encoder's tokenizer to a {NAME}")
+        raise CheckpointError(f"{place} has no tokenizer; set the text encoder's tokenizer to a {NAME}, or {WITHOUT}")
     path = source.path if isinstance(source, LocalSource) else PurePosixPath(source.path)
     around = (path, path.parent, path.parent.parent)
     names = [path] if path.suffix == ".json" else [base / folder / NAME for base in around for folder in FOLDERS]
@@ -86,6 +109,7 @@ def find_tokenizer(place: str) -> Path:
     if found is None:
         looked = ", ".join(map(str, names))
         raise CheckpointError(
-            f"no {NAME} for the text encoder at {place} (looked for {looked}); set the text encoder's tokenizer to one"
+            f"no {NAME} for the text encoder at {place} (looked for {looked}); set the text encoder's tokenizer to "
+            f"one, or {WITHOUT}"
         )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,34 +14,10 @@ from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import Rope, rope_3d
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.transformer import Transformer
+from flashdreams.recipes.wan.conditions import WanConditions
 from flashdreams.recipes.wan.config import WanTransformerConfig
 from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS, DIT_FROM_FASTVIDEO
-from flashdreams.recipes.wan.network import ChunkContext, NetworkCache, WanNetwork
-
-
-@dataclass(frozen=True)
-class WanConditions:
-    """What a rollout is told once: text embeddings ``[B, S, text_dim]``, and those of the negative prompt."""
-
-    text: Tensor
-    negative_text: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in self.to_dict().items():
-            if value.ndim != 3 or value.shape[0] != self.text.shape[0]:
-                raise ValueError(f"condition {name!r} has shape {list(value.shape)}; expected [batch, tokens, width]")
-
-    def to_dict(self) -> dict[str, Tensor]:
-        """The filled slots by name."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
-
-    @classmethod
-    def from_dict(cls, slots: dict[str, Tensor]) -> WanConditions:
-        """Inverse of :meth:`to_dict`."""
-        unknown = slots.keys() - {f.name for f in fields(cls)}
-        if unknown or "text" not in slots:
-            raise ValueError(f"condition slots are {sorted(slots)}; expected 'text' and optionally 'negative_text'")
-        return cls(**slots)
+from flashdreams.recipes.wan.network import BlockCache, ChunkContext, NetworkCache, WanNetwork
 
 
 @dataclass
@@ -81,8 +57,9 @@ class WanTransformer(Transformer):
         return self.config.network.out_dim
 
     def initialize_cache(self, layout: Layout, conditions: WanConditions) -> TransformerCache:
+        self._check(conditions, layout)
         cache = TransformerCache(layout, conditions, [])
-        cache.branches = [NetworkCache(self.network.encode_text(text)) for text in self._branch_texts(conditions)]
+        cache.branches = [NetworkCache(blocks) for blocks in self._encode(conditions)]
         if self.config.window_size_t is not None:
             for branch in cache.branches:
                 for block in branch.blocks:
@@ -90,10 +67,11 @@ class WanTransformer(Transformer):
         return cache
 
     def set_conditions(self, cache: TransformerCache, conditions: WanConditions) -> None:
-        texts = self._branch_texts(conditions)
-        for branch, text in zip(cache.branches, texts, strict=True):
-            for block, fresh in zip(branch.blocks, self.network.encode_text(text), strict=True):
+        self._check(conditions, cache.layout)
+        for branch, fresh_blocks in zip(cache.branches, self._encode(conditions), strict=True):
+            for block, fresh in zip(branch.blocks, fresh_blocks, strict=True):
                 block.text_k, block.text_v = fresh.text_k, fresh.text_v
+                block.image_k, block.image_v = fresh.image_k, fresh.image_v
         cache.conditions = conditions
 
     def predict_flow(self, noisy: Tensor, timestep: Tensor, cache: TransformerCache, input: Any = None) -> Tensor:
@@ -109,16 +87,51 @@ class WanTransformer(Transformer):
         cache.start += clean.shape[2]
         cache.chunk = None
 
+    def recommit(self, chunks: Mapping[int, tuple[Tensor, Any]], timestep: Tensor, cache: TransformerCache) -> None:
+        """Chunk by chunk, in order. Each sees what would have been there had the rollout begun with these chunks: later
+        frames, whose old keys still lie in the ring, are not read."""
+        if self.config.window_size_t is None:
+            return
+        geometry, end = self._geometry(cache.layout), cache.start
+        oldest = min((start for start in chunks if start >= geometry.sink), default=0)
+        for start, (latent, input) in sorted(chunks.items()):
+            stop = start + latent.shape[2]
+            if not self.config.recache_sink and stop <= geometry.sink:
+                continue
+            cache.start, cache.chunk = start, None
+            ring = range(max(start if start < geometry.sink else oldest, stop - geometry.ring), stop)
+            frames = sorted({*range(min(stop, geometry.sink)), *(frame for frame in ring if frame >= geometry.sink)})
+            slots = torch.cat([geometry.token_slots(frame, frame + 1) for frame in frames])
+            cache.chunk = replace(self._context(cache, latent), read=slots.to(latent.device))
+            if geometry.relative and start >= geometry.sink:
+                self._rotate_sinks(cache, geometry, stop, latent)
+            self._forward(latent, timestep, cache, input)
+        cache.start, cache.chunk = end, None
+
+    def stamp(self, noisy: Tensor, cache: TransformerCache) -> Tensor:
+        known = self._stamped(cache, noisy.shape[2])
+        if known is None:
+            return noisy
+        return torch.cat((known.to(noisy), noisy[:, :, known.shape[2] :]), dim=2)
+
     def _forward(self, latent: Tensor, timestep: Tensor, cache: TransformerCache, input: Any) -> list[Tensor]:
         """One pass per branch; flows ``[B, C, T, H, W]``, conditional first, in the latent's dtype."""
         context = self._context(cache, latent)
-        batch, flows = latent.shape[0], []
+        batch, frames, flows = latent.shape[0], latent.shape[2], []
+        dtype = latent.dtype
+        if (known := self._stamped(cache, frames)) is not None:
+            timestep = timestep[:, None].repeat(1, frames) if timestep.ndim == 1 else timestep.clone()
+            timestep[:, : known.shape[2] * (timestep.shape[1] // frames)] = 0
+        if self.config.concat_image_mask_to_latent:
+            given = cache.conditions.image_mask, cache.conditions.image_latent
+            at = slice(cache.start, cache.start + frames)
+            latent = torch.cat((latent, *(part[:, :, at].to(latent) for part in given if part is not None)), dim=1)
         for branch in cache.branches:
             copies = branch.blocks[0].text_k.shape[0] // batch
             flow = self.network(
                 _repeat(latent, copies), _repeat(timestep, copies), context, branch, _repeat(input, copies)
             )
-            flows += flow.to(latent.dtype).chunk(copies)
+            flows += flow.to(dtype).chunk(copies)
         return flows
 
     def _context(self, cache: TransformerCache, latent: Tensor) -> ChunkContext:
@@ -142,12 +155,16 @@ class WanTransformer(Transformer):
             max(0, min(stop, geometry.sink) - start) * geometry.tokens_per_frame if geometry.relative else 0,
         )
         if geometry.relative and stop > window:
-            sink_rope = self._rope(geometry.sink_positions(stop), cache.layout, latent)
-            for branch in cache.branches:
-                for block in branch.blocks:
-                    assert block.self_kv is not None
-                    block.self_kv.rotate_sink(sink_rope, min(start, geometry.sink) * geometry.tokens_per_frame)
+            self._rotate_sinks(cache, geometry, stop, latent)
         return cache.chunk
+
+    def _rotate_sinks(self, cache: TransformerCache, geometry: CacheGeometry, stop: int, like: Tensor) -> None:
+        """Bring the raw-kept sink keys to the positions they have while the chunk before frame ``stop`` is made."""
+        rope = self._rope(geometry.sink_positions(stop), cache.layout, like)
+        for branch in cache.branches:
+            for block in branch.blocks:
+                assert block.self_kv is not None
+                block.self_kv.rotate_sink(rope, min(cache.start, geometry.sink) * geometry.tokens_per_frame)
 
     def _rope(self, frames: range, layout: Layout, like: Tensor) -> Rope:
         network = self.config.network
@@ -172,8 +189,34 @@ class WanTransformer(Transformer):
         geometry = self._geometry(layout)
         return RollingKVCache(geometry, batch, network.num_heads, network.head_dim, weight.dtype, weight.device)
 
+    def _stamped(self, cache: TransformerCache, frames: int) -> Tensor | None:
+        """Given latents ``[B, C, T, H, W]`` of the first frames of the chunk at ``cache.start``, if there are any."""
+        known = cache.conditions.image_latent if self.config.stamp_image_latent else None
+        if known is None or cache.start >= known.shape[2]:
+            return None
+        return known[:, :, cache.start : cache.start + frames]
+
+    def _check(self, conditions: WanConditions, layout: Layout) -> None:
+        """The conditions are those that this model needs, of this rollout's size."""
+        latent = conditions.image_latent
+        if self.config.concat_image_mask_to_latent and (latent is None or conditions.image_mask is None):
+            raise ValueError("this model makes a video from an image; none was given")
+        if self.config.network.image_dim is not None and conditions.image_embed is None:
+            raise ValueError("this model attends to the tokens of an image; the conditions hold none (image_embed)")
+        if latent is not None and tuple(latent.shape[-2:]) != (layout.height, layout.width):
+            size = f"{layout.height}x{layout.width}"
+            raise ValueError(f"the image's latent is {list(latent.shape)}; expected {size} rows and columns")
+
+    def _encode(self, conditions: WanConditions) -> list[list[BlockCache]]:
+        """Keys and values of each guidance branch: one branch at scale 0 or 1, else two, or both stacked."""
+        texts, image = self._branch_texts(conditions), conditions.image_embed
+        return [
+            self.network.encode_text(text, None if image is None else _repeat(image, len(text) // len(image)))
+            for text in texts
+        ]
+
     def _branch_texts(self, conditions: WanConditions) -> list[Tensor]:
-        """Text of each guidance branch: one branch at scale 0 or 1, else two, or both stacked."""
+        """Text of each guidance branch."""
         scale = self.config.guidance_scale
         if scale == 1:
             return [conditions.text]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from flashdreams.config import ConfigError
-from flashdreams.infra.config import DType, EncoderConfig
+from flashdreams.infra.config import DType, TextEncoderConfig
 
 if TYPE_CHECKING:
     from flashdreams.recipes.wan.text_encoder import UMT5TextEncoder  # noqa: F401 (named in quotes below)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UMT5Config(EncoderConfig["UMT5TextEncoder"]):
+class UMT5Config(TextEncoderConfig["UMT5TextEncoder"]):
     """Sizes of a umT5 encoder, and where its tokenizer is; the defaults are umT5-XXL, as in every Wan model."""
 
     _target: ClassVar[str] = "flashdreams.recipes.wan.text_encoder:UMT5TextEncoder"
     dtype: DType = "bfloat16"
+    transforms: tuple[str, ...] = field(
+        default=("flashdreams.recipes.wan.keymaps:umt5_from_transformers",), metadata={"names_code": True}
+    )
+    residence: Literal["device", "cpu", "transient"] = "transient"
+    cache_embeddings: bool = True
     tokenizer: str | None = None
     """``tokenizer.json``, or a folder or repository that holds one; by default it is looked for beside the checkpoint,
     where the published repositories have it."""
@@ -34,6 +39,17 @@ class UMT5Config(EncoderConfig["UMT5TextEncoder"]):
     max_distance: int = 128
     """From this distance on they are not."""
     eps: float = 1e-6
+
+    @property
+    def tokenizer_place(self) -> str | None:
+        """Where the tokenizer is looked for; ``None`` without weights that it could lie beside."""
+        return self.tokenizer or self.checkpoint_path
+
+    def identity(self) -> tuple[str, ...]:
+        """The tokenizer's digest, and the versions of what prepares the text for it."""
+        from flashdreams.recipes.wan.tokenizer import identity
+
+        return identity(self.tokenizer_place)
 
     def validate(self) -> None:
         if self.dim_attn % self.num_heads:

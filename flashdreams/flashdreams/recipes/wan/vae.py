@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flashdreams.infra.decoder import VideoCodec
+from flashdreams.recipes.wan.keymaps import VAE21_FROM_DIFFUSERS
 from flashdreams.recipes.wan.vae_blocks import (
     CausalConv3d,
     Downsample,
@@ -90,6 +92,7 @@ class WanVAE(VideoCodec):
     """Video in [-1, 1] <-> normalised latents."""
 
     config: WanVAEConfig
+    layouts: ClassVar = {"diffusers": VAE21_FROM_DIFFUSERS}
     encoder_type: type[nn.Module] = Encoder
     decoder_type: type[nn.Module] = Decoder
 

@@ -7,12 +7,14 @@ level that changes the size there is a shortcut without weights, which averages 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import ClassVar
 
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from flashdreams.config import ConfigError
+from flashdreams.recipes.wan.keymaps import VAE22_FROM_DIFFUSERS
 from flashdreams.recipes.wan.vae import WanVAE
 from flashdreams.recipes.wan.vae_blocks import CausalConv3d, Downsample, Head, Residual, States, Upsample, middle
 from flashdreams.recipes.wan.vae_config import WanVAE22Config
@@ -116,6 +118,7 @@ class Decoder(nn.Module):
 class WanVAE22(WanVAE):
     """Video in [-1, 1] <-> normalised latents."""
 
+    layouts: ClassVar = {"diffusers": VAE22_FROM_DIFFUSERS}
     encoder_type = Encoder
     decoder_type = Decoder
 

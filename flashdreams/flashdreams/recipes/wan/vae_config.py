@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from flashdreams.config import ConfigError
@@ -14,6 +14,9 @@ class WanVAEConfig(DecoderConfig):
     """Sizes of a Wan2.1 VAE; the defaults are the published ``Wan2.1_VAE.pth``."""
 
     _target: ClassVar[str] = "flashdreams.recipes.wan.vae:WanVAE"
+    transforms: tuple[str, ...] = field(
+        default=("flashdreams.recipes.wan.keymaps:vae21_from_diffusers",), metadata={"names_code": True}
+    )
     patch_size: ClassVar[int] = 1
     """Pixels, in height and width, that are stacked as channels before the first layer and after the last."""
     dim: int = 96
@@ -69,6 +72,9 @@ class WanVAE22Config(WanVAEConfig):
     """Sizes of a Wan2.2 VAE; the defaults are the published ``Wan2.2_VAE.pth`` of TI2V-5B."""
 
     _target: ClassVar[str] = "flashdreams.recipes.wan.vae22:WanVAE22"
+    transforms: tuple[str, ...] = field(
+        default=("flashdreams.recipes.wan.keymaps:vae22_from_diffusers",), metadata={"names_code": True}
+    )
     spatial_compression: ClassVar[int] = 16
     patch_size: ClassVar[int] = 2
     dim: int = 160

@@ -1,0 +1,108 @@
+"""Size, length and given images of a run: what the flags mean for the model at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from flashdreams.core.lengths import resolve_length
+from flashdreams.core.media.clip import read_clip
+from flashdreams.core.media.image import read_image
+from flashdreams.core.sizes import area_size, cells_size, snap_size
+from flashdreams.infra.config import PipelineConfig, RunnerConfig
+from flashdreams.infra.errors import UserError
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Size, length and given frames of a run.
+
+    ``num_frames`` is the length of a bidirectional model's one chunk, ``None`` otherwise. ``image`` and ``last_image``
+    are uint8 ``[H, W, 3]``, ``clip`` uint8 ``[F, H, W, 3]``. ``latent_frames`` counts all, the given ones included.
+    """
+
+    height: int
+    width: int
+    num_chunk: int
+    num_frames: int | None
+    latent_frames: int
+    image: Tensor | None = None
+    last_image: Tensor | None = None
+    clip: Tensor | None = None
+    sized_by_image: bool = False
+    """Whether the size was made for the image, which then goes to the model as it is."""
+
+    @property
+    def begins_with_given(self) -> bool:
+        """Whether the first chunk shows an image or a clip of the person's."""
+        return self.image is not None or self.clip is not None
+
+
+def frame_run(config: RunnerConfig, pipeline: PipelineConfig, fps: Fraction) -> Framing:
+    """Read what is given and settle size and length.
+
+    Raises:
+        UserError, ValueError, MediaError: with the value, what was expected and what to do.
+    """
+    _check_given(config, pipeline)
+    transformer = pipeline.diffusion_model.transformer
+    image = None if config.image is None else torch.from_numpy(read_image(config.image).pixels)
+    height, width = _size(config, pipeline, image)
+    last_image = clip = None
+    own_size = pipeline.image_use == "concat" and config.height is None and config.width is None
+    if config.image is not None and not own_size:
+        image = torch.from_numpy(read_image(config.image, height, width).pixels)
+    if config.last_image is not None:
+        last_image = torch.from_numpy(read_image(config.last_image, height, width).pixels)
+    given = 0
+    if pipeline.image_use == "context":
+        given = 0 if image is None else 1
+        if config.video is not None and pipeline.decoder is not None:
+            most = transformer.window_size_t or transformer.len_t
+            clip = torch.from_numpy(
+                read_clip(config.video, height, width, pipeline.frames_of(most), pipeline.decoder.temporal_compression)
+            )
+            given = pipeline.latent_frames(len(clip))
+    length = {
+        "num_frames": config.num_frames, "duration": config.duration,
+        "default_num_frames": config.default_num_frames, "fps": fps,
+    }  # fmt: skip
+    if not transformer.bidirectional:
+        chunks = resolve_length(
+            num_chunk=config.num_chunk, frames_until=lambda n: pipeline.frames_until(n, given), **length
+        )
+        latent = pipeline.plan(given).frames_until(chunks)
+        return Framing(height, width, chunks, None, latent, image, last_image, clip)
+    if config.num_chunk not in (None, 1):
+        raise UserError(f"{config.runner_name} makes a whole clip as one chunk; give its length with --num-frames")
+    latent = resolve_length(unit="latent frame", frames_until=lambda n: pipeline.frames_of(n) if n else 0, **length)
+    return Framing(height, width, 1, pipeline.frames_of(latent), latent, image, last_image, sized_by_image=own_size)
+
+
+def _size(config: RunnerConfig, pipeline: PipelineConfig, image: Tensor | None) -> tuple[int, int]:
+    height, width, multiple = pipeline.height, pipeline.width, pipeline.size_multiple
+    if image is not None and pipeline.image_size != "fixed" and config.height is None and config.width is None:
+        rule = area_size if pipeline.image_size == "area" else cells_size
+        return rule((image.shape[0], image.shape[1]), height * width, multiple)
+    asked = height if config.height is None else config.height, width if config.width is None else config.width
+    return snap_size(*asked, multiple, strict=config.strict_size)
+
+
+def _check_given(config: RunnerConfig, pipeline: PipelineConfig) -> None:
+    """Images and clips are those that the model takes."""
+    slug, transformer = config.runner_name, pipeline.diffusion_model.transformer
+    if pipeline.image_use == "concat" and config.image is None:
+        raise UserError(f"{slug} makes a video from an image; give one (--image FILE)")
+    if transformer.takes_last_image and config.last_image is None:
+        raise UserError(f"{slug} makes what happens between two images; give the last one too (--last-image FILE)")
+    if config.last_image is not None and not transformer.takes_last_image:
+        raise UserError(f"{slug} takes no last image; leave --last-image out, or use a first-last-frame model")
+    if config.video is None:
+        return
+    if config.image is not None:
+        raise UserError("--image and --video both say how the video begins; give one of them")
+    if pipeline.image_use != "context" or transformer.bidirectional:
+        raise UserError(f"{slug} cannot go on from a clip; give its last frame as --image, or use a streaming model")

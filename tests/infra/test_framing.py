@@ -1,0 +1,112 @@
+"""Size, length and given images of a run, from the flags and the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flashdreams.config import derive_config
+from flashdreams.core.media.video import VideoWriter
+from flashdreams.infra.errors import UserError
+from flashdreams.infra.framing import frame_run
+from flashdreams.infra.runner import Runner
+from flashdreams.recipes.template.config import PIPELINE_TEMPLATE, RUNNER_TEMPLATE
+
+pytestmark = pytest.mark.ci_cpu
+
+FPS = Fraction(16)
+
+
+def runner(transformer: dict | None = None, pipeline: dict | None = None, **fields):
+    changed = derive_config(PIPELINE_TEMPLATE, diffusion_model={"transformer": transformer or {}}, **(pipeline or {}))
+    return replace(RUNNER_TEMPLATE, pipeline=changed, **fields)
+
+
+def frame(config):
+    return frame_run(config, config.pipeline, FPS)
+
+
+@pytest.fixture
+def wide(tmp_path) -> Path:
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 120, 3), dtype=np.uint8)).save(tmp_path / "wide.png")
+    return tmp_path / "wide.png"
+
+
+def test_a_bidirectional_model_makes_any_length_as_one_chunk(capsys):
+    framing = frame(runner({"window_size_t": None, "sink_size_t": 0, "first_len_t": None}, num_frames=10))
+    assert (framing.num_chunk, framing.num_frames, framing.latent_frames) == (1, 13, 4)
+    assert "num_frames 10 -> 13 frames in 4 latent frames" in capsys.readouterr().err
+    with pytest.raises(UserError, match="one chunk; give its length with --num-frames"):
+        frame(runner({"window_size_t": None, "sink_size_t": 0}, num_chunk=3))
+
+
+def test_the_shape_of_an_image_decides_the_size_where_the_model_is_made_so(wide):
+    concat = {"window_size_t": None, "sink_size_t": 0, "concat_image_mask_to_latent": True}
+    framing = frame(runner(concat, {"image_size": "area"}, image=wide))
+    height, width = framing.height, framing.width
+    assert (height, width) == (16, 64), "a quarter as high as wide, of about 32 x 48 pixels, in multiples of 16"
+    assert framing.image.shape == (30, 120, 3), "the model scales it itself"
+    asked = frame(runner(concat, {"image_size": "area"}, image=wide, height=32, width=48))
+    assert asked.image.shape == (32, 48, 3)
+    fixed = frame(runner({}, image=wide))
+    assert (fixed.height, fixed.width) == (32, 48) and fixed.image.shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("transformer", "flags", "message"),
+    [
+        ({"concat_image_mask_to_latent": True}, {}, "makes a video from an image; give one"),
+        ({"takes_last_image": True}, {"image": "wide"}, "give the last one too"),
+        ({}, {"image": "wide", "last_image": "wide"}, "takes no last image"),
+        ({}, {"image": "wide", "video": "wide"}, "give one of them"),
+        ({"stamp_image_latent": True}, {"video": "wide"}, "cannot go on from a clip"),
+    ],
+)
+def test_images_that_a_model_does_not_take_are_named(transformer, flags, message, wide):
+    with pytest.raises(UserError, match=message):
+        frame(runner(transformer, **dict.fromkeys(flags, wide)))
+
+
+def write_clip(path: Path, frames: int) -> np.ndarray:
+    ramp = np.linspace(0, 255, frames).round().astype(np.uint8)
+    video = np.broadcast_to(ramp[:, None, None, None], (frames, 32, 48, 3)).copy()
+    with VideoWriter(path, FPS, 32, 48) as writer:
+        writer.write(video)
+    return video
+
+
+@pytest.mark.parametrize(("frames", "used"), [(1, 1), (4, 1), (9, 9), (60, 25)])
+def test_a_clip_is_gone_on_from_by_its_last_frames(tmp_path, frames, used):
+    """As many as the window holds: 7 latent frames are 25 pixel frames here."""
+    video = write_clip(tmp_path / "clip.mp4", frames)
+    framing = frame(runner(video=tmp_path / "clip.mp4", num_chunk=6))
+    assert framing.clip.shape == (used, 32, 48, 3)
+    difference = framing.clip.numpy().astype(int) - video[-used:].astype(int)
+    assert abs(difference).max() <= 4
+
+
+def test_a_run_from_a_clip_begins_with_it(tmp_path):
+    write_clip(tmp_path / "clip.mp4", 9)
+    config = runner(video=tmp_path / "clip.mp4", num_chunk=3, output=tmp_path / "out.mp4", prompt="a", seed=1)
+    Runner(config).run()
+    plan = Runner(config).plan()
+    chunks = list(plan.pipeline.setup().rollout("a", seed=1, num_chunk=3, clip=plan.framing.clip, height=32, width=48))
+    given = torch.cat([chunk.latent for chunk in chunks], dim=2)[:, :, :3]
+    again = plan.pipeline.setup().encode_video(plan.framing.clip.permute(3, 0, 1, 2)[None].float() / 127.5 - 1)
+    assert torch.equal(given, again)
+    assert (tmp_path / "out.mp4").stat().st_size > 500
+
+
+@pytest.mark.parametrize("content", [b"", b"not a video at all"])
+def test_what_is_no_video_is_refused(tmp_path, content):
+    (tmp_path / "bad.mp4").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.mp4.*cannot be read"):
+        Runner(runner(video=tmp_path / "bad.mp4", prompt="a")).plan()
+    with pytest.raises(UserError, match="does not exist"):
+        Runner(runner(video=tmp_path / "absent.mp4", prompt="a")).plan()
