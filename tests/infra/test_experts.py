@@ -14,7 +14,7 @@ from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
 pytestmark = pytest.mark.ci_cpu
 
 SIGMAS = 1.0, 0.9375, 0.8333, 0.625
-"""Of the template's four steps."""
+"""Of a model of four steps."""
 
 
 def two_experts(boundary: float, **options: object) -> DiffusionModel:

@@ -16,6 +16,7 @@ from flashdreams.core.media.video import VideoWriter
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.framing import frame_run
 from flashdreams.infra.runner import Runner
+from flashdreams.infra.scheduler.config import FewStepSchedulerConfig, FlowMatchEulerSchedulerConfig
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE, RUNNER_TEMPLATE
 
 pytestmark = pytest.mark.ci_cpu
@@ -24,7 +25,8 @@ FPS = Fraction(16)
 
 
 def runner(transformer: dict | None = None, pipeline: dict | None = None, **fields):
-    changed = derive_config(PIPELINE_TEMPLATE, diffusion_model={"transformer": transformer or {}}, **(pipeline or {}))
+    changes = {"diffusion_model": {"transformer": transformer or {}}} | (pipeline or {})
+    changed = derive_config(PIPELINE_TEMPLATE, **changes)
     return replace(RUNNER_TEMPLATE, pipeline=changed, **fields)
 
 
@@ -110,3 +112,28 @@ def test_what_is_no_video_is_refused(tmp_path, content):
         Runner(runner(video=tmp_path / "bad.mp4", prompt="a")).plan()
     with pytest.raises(UserError, match="does not exist"):
         Runner(runner(video=tmp_path / "absent.mp4", prompt="a")).plan()
+
+
+def test_example_pictures_stand_in_for_the_images_a_model_needs():
+    concat = {"window_size_t": None, "sink_size_t": 0, "concat_image_mask_to_latent": True, "takes_last_image": True}
+    plan = Runner(runner(concat, example_data=True, prompt="a")).plan()
+    assert plan.framing.image.shape == (480, 832, 3)
+    assert plan.framing.last_image is not None
+    assert Runner(runner({}, example_data=True, prompt="a")).plan().framing.image is None
+
+
+@pytest.mark.parametrize(("solver", "kind"), [("unipc", "UniPC"), ("dpm++", "DPMPP"), ("euler", "FlowMatchEuler")])
+def test_another_solver_takes_the_same_steps(solver, kind):
+    scheduler = FlowMatchEulerSchedulerConfig(num_steps=6, shift=3.0)
+    config = runner(None, {"diffusion_model": replace(PIPELINE_TEMPLATE.diffusion_model, scheduler=scheduler)})
+    for steps in (None, 9):
+        chosen = Runner(replace(config, solver=solver, num_steps=steps, prompt="a")).plan().pipeline
+        made = chosen.diffusion_model.scheduler
+        assert type(made).__name__ == kind + "SchedulerConfig"
+        assert (made.num_steps, made.shift) == (steps or 6, 3.0)
+
+
+def test_a_distilled_model_keeps_its_sampler():
+    diffusion_model = replace(PIPELINE_TEMPLATE.diffusion_model, scheduler=FewStepSchedulerConfig())
+    with pytest.raises(UserError, match="distilled for its own few steps"):
+        Runner(runner(None, {"diffusion_model": diffusion_model}, solver="unipc", prompt="a")).plan()

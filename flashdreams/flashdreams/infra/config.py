@@ -297,6 +297,8 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     """Last frame of the video, for models that make what happens between two."""
     video: Path | None = None
     """A clip to go on from: its last frames are the context the video begins with, and are part of it."""
+    example_data: bool = False
+    """Take pictures that come with flashdreams where the model needs an image and none is given."""
     control: str | None = None
     """Live controls as text, in the model's own words (see its page), or a file of them."""
     output: Path | None = None
@@ -319,6 +321,8 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     """Frame rate of the file, such as 24, 23.976 or 30000/1001; the model's own if not given."""
     num_steps: int | None = None
     """Denoising steps per chunk; the model's own if not given."""
+    solver: Literal["unipc", "dpm++", "euler"] | None = None
+    """Another way to take the steps, for models that were not distilled for a few of them; euler as in diffusers."""
     guidance_scale: float | None = None
     """1: prompt only. 0: negative prompt only. Above 1: away from the negative prompt."""
     device: str = "auto"
@@ -326,12 +330,12 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     dtype: DType | None = None
     """Number format of the transformer; the model's own if not given."""
     ckpt_path: str | None = None
-    """Weights of the transformer, instead of the model's own: a file (safetensors or PyTorch) or folder, org/repo,
-    hf://org/repo[/path][@revision], or a link to a file on the hub. random:SEED is for every part. Text encoder, decoder and
-    further experts then take theirs from it too, so that nothing is downloaded; the video is noise."""
+    """Weights of the transformer, instead of the model's own. A file (safetensors or PyTorch) or folder, org/repo,
+    hf://org/repo[/path][@revision], or a link to a file on the hub. random:SEED is for every part. Text encoder,
+    decoder and further experts then take theirs from it too, so that nothing is downloaded; the video is noise."""
     lora: tuple[str, ...] = ()
-    """LoRAs, each SOURCE or SOURCE:WEIGHT (style.safetensors:0.8), of the same forms as checkpoints. Models of several
-    experts: SOURCE:WEIGHT:EXPERT, where 0 is the expert of the highest noise."""
+    """LoRAs, each SOURCE or SOURCE:WEIGHT. Such as style.safetensors:0.8, or any form of --ckpt-path. A model of
+    several experts takes SOURCE:WEIGHT:EXPERT, where 0 is the expert of the highest noise."""
     ckpt_transform: str | None = field(default=None, metadata={"names_code": True})
     """module:function that renames the keys of --ckpt-path."""
     preview: bool = False

@@ -110,8 +110,8 @@ class StreamInferencePipeline(nn.Module):
         if conditions is None:
             conditions = self.encode_prompts(prompts, negative_prompt)
         elif isinstance(conditions, Mapping):
-            slots = {name: value.to(self.device) for name, value in conditions.items()}
-            conditions = self.diffusion_model.transformer.conditions_type.from_dict(slots)
+            encoded = {name: value.to(self.device) for name, value in conditions.items()}
+            conditions = self.diffusion_model.transformer.conditions_type.from_dict(encoded)
         batch = next(iter(conditions.to_dict().values())).shape[0]
         if slots:
             alike = {name: slot.expand(batch, *slot.shape[1:]).to(self.device) for name, slot in slots.items()}

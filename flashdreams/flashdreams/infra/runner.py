@@ -24,6 +24,7 @@ from flashdreams.core.noise import check_seed
 from flashdreams.core.notices import say_once
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
 from flashdreams.infra.errors import UserError
+from flashdreams.infra.examples import with_example_data
 from flashdreams.infra.framing import Framing, frame_run
 from flashdreams.infra.health import check_chunk
 from flashdreams.infra.load import resolve_device, with_checkpoints_from
@@ -33,6 +34,7 @@ from flashdreams.infra.preview import FrameSample
 from flashdreams.infra.prompts import GivenPrompts, PromptEncoder, load_embeds, save_embeds
 from flashdreams.infra.record import write_record
 from flashdreams.infra.rollout import Rollout
+from flashdreams.infra.scheduler.config import with_solver
 from flashdreams.infra.signals import terminate_as_interrupt
 
 MAX_PROMPT = 20_000
@@ -60,7 +62,7 @@ class Runner:
     """Runs one slug as its config says."""
 
     def __init__(self, config: RunnerConfig) -> None:
-        self.config = config
+        self.config = with_example_data(config)
 
     def plan(self) -> Plan:
         """Check every flag before any long work.
@@ -259,7 +261,9 @@ class Runner:
                 say_once(f"every part of the model takes its weights from {config.ckpt_path}, so the video is noise")
         elif config.ckpt_transform is not None:
             raise UserError("--ckpt-transform renames the keys of --ckpt-path, which is not given")
-        scheduler = {} if config.num_steps is None else {"num_steps": config.num_steps}
+        scheduler: Any = {} if config.num_steps is None else {"num_steps": config.num_steps}
+        if config.solver is not None:
+            scheduler = derive_config(with_solver(base.diffusion_model.scheduler, config.solver), **scheduler)
         experts = tuple(derive_config(expert, transformer=changes) for expert in base.diffusion_model.high_noise)
         if experts and config.ckpt_path is not None:
             experts, changes = self._expert_checkpoints(base, changes)

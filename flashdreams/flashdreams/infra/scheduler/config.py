@@ -106,3 +106,18 @@ class BoundaryFewStepSchedulerConfig(FewStepSchedulerConfig):
         super().validate()
         if not 0 < self.boundary < 1:
             raise ConfigError(f"boundary is {self.boundary}; expected a noise level between 0 and 1")
+
+
+def with_solver(config: SchedulerConfig, solver: Literal["unipc", "dpm++", "euler"]) -> SchedulerConfig:
+    """A scheduler of another kind with the steps and the shift of ``config``.
+
+    Raises:
+        ConfigError: the model was distilled for steps of its own.
+    """
+    if isinstance(config, FewStepSchedulerConfig):
+        raise ConfigError(f"this model was distilled for its own few steps and takes no other solver ({solver})")
+    shift = getattr(config, "shift", 1.0)
+    if solver == "euler":
+        return FlowMatchEulerSchedulerConfig(num_steps=config.num_steps, shift=shift, table="diffusers")
+    other = UniPCSchedulerConfig if solver == "unipc" else DPMPPSchedulerConfig
+    return other(num_steps=config.num_steps, shift=shift)
