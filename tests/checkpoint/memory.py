@@ -1,25 +1,30 @@
 """Peak memory and time of loading a model of 1.42 billion parameters (the defaults of the DiT's config), in bf16.
 
-    python tests/checkpoint/memory.py [--layers 30] [--repeat 2] [--folder DIR]
+    python tests/checkpoint/memory.py [--layers 30] [--repeat 2] [--folder DIR] [--dtypes bfloat16]
 
 Each line is a fresh process that loads, then touches every page of every weight. Memory is the kernel's high-water mark
 of resident pages, anonymous and file-backed together; the share of the interpreter and its libraries is what was
 resident before the load ("less interp." leaves it out). Ratios are to the size of the weights in their final format,
-and to the time, by the clock and of the processor, of the two plain ways in the same run. Needs 9 GB of disk meanwhile.
+and to the time, by the clock and of the processor, of the two plain ways in the same run. "bare" is the least that any
+program with PyTorch can have: it imports torch and touches every byte of the files, with no tensor and no code of ours.
+Needs 9 GB of disk meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 DTYPES = ("bfloat16", "float32")
 WAYS = ("ours", "plain", "assign")
+BARE = "bare"
 
 
 def resident(field: str) -> int:
@@ -78,8 +83,32 @@ def read_plainly(path: Path) -> dict:
     return {key: value for file in files for key, value in load_file(file).items()}
 
 
+def bare(path: Path) -> None:
+    """Only torch, and every page of the files."""
+    import torch  # noqa: F401
+
+    before, begun, cpu = resident("VmRSS"), time.perf_counter(), time.process_time()
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    kept = []
+    for file in files:
+        with file.open("rb") as opened:
+            kept.append(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        for place in range(0, len(kept[-1]), mmap.PAGESIZE):
+            kept[-1][place]
+    row = {
+        "before": before,
+        "peak": resident("VmHWM"),
+        "size": sum(map(len, kept)),
+        "load": time.perf_counter() - begun,
+    }
+    print(json.dumps(row | {"seconds": row["load"], "cpu": time.process_time() - cpu}))
+
+
 def child(way: str, path: Path, dtype_name: str, layers: int) -> None:
     """One measurement, as a line of JSON."""
+    if way == BARE:
+        bare(path)
+        return
     import torch
     from safetensors.torch import load_file  # noqa: F401 (its import is not part of the time)
 
@@ -106,14 +135,14 @@ def child(way: str, path: Path, dtype_name: str, layers: int) -> None:
     print(json.dumps(row | {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu}))
 
 
-def measure(folder: Path, layers: int, repeat: int) -> list[dict]:
+def measure(folder: Path, layers: int, repeat: int, dtypes: Sequence[str]) -> list[dict]:
     """Every source and format by every way; the best time and the highest peak of ``repeat``, taken in turns."""
     table = []
     for name in ("one.safetensors", "shards", "one.pth"):
-        for dtype in DTYPES:
+        for dtype in dtypes:
             best: dict[str, dict] = {}
             for _ in range(repeat):
-                for way in WAYS:
+                for way in (*WAYS, BARE) if dtype == "bfloat16" else WAYS:
                     words = [sys.executable, __file__, "--child", way, str(folder / name), dtype, str(layers)]
                     done = subprocess.run(words, capture_output=True, text=True, check=True)
                     row = json.loads(done.stdout.splitlines()[-1])
@@ -153,10 +182,10 @@ def show(table: list[dict], repeat: int) -> None:
         print(f"{row['source']:16}{row['dtype']:10}{row['way']:7}" + "".join(f"{number:13.3f}" for number in numbers))
 
 
-def run(layers: int, repeat: int, folder: str | None = None) -> list[dict]:
+def run(layers: int, repeat: int, folder: str | None = None, dtypes: Sequence[str] = DTYPES) -> list[dict]:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         subprocess.run([sys.executable, __file__, "--make", place, str(layers)], check=True)
-        table = measure(Path(place), layers, repeat)
+        table = measure(Path(place), layers, repeat, dtypes)
     show(table, repeat)
     return table
 
@@ -166,6 +195,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--folder")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     words = parser.parse_args()
@@ -175,7 +205,7 @@ def main() -> None:
     elif words.make:
         make(Path(words.make[0]), int(words.make[1]))
     else:
-        run(words.layers, words.repeat, words.folder)
+        run(words.layers, words.repeat, words.folder, words.dtypes)
 
 
 if __name__ == "__main__":

@@ -15,40 +15,13 @@ from safetensors.torch import save
 
 from flashdreams.core.checkpoint import CheckpointError, load_checkpoint, match_checkpoint, open_checkpoint
 from flashdreams.core.checkpoint import hub as hub_module
-from hub_server import COMMIT, FakeHub
+from hub_server import COMMIT
 from small_model import meta_model, same, save_shards, untouched, weights
 
 pytestmark = pytest.mark.ci_cpu
 
 NAME = "model.safetensors"
 SOURCE = f"hf://org/model/{NAME}"
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty cache folder, no token, and no waiting between tries."""
-    folder = tmp_path / "hub"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 10)
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 10)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # the library writes what arrived in such pieces
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
-    return folder
-
-
-@pytest.fixture
-def hub(cache, monkeypatch):
-    with FakeHub({NAME: save(weights()), "config.json": b"{}"}) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        yield server
 
 
 def loads(source: str) -> bool:

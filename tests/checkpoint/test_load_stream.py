@@ -312,7 +312,7 @@ def test_a_configured_module_is_whole_with_a_checkpoint_as_without(path):
     loaded = Configured(checkpoint_path=str(path), dtype="bfloat16").setup()
     drawn = Configured(dtype="bfloat16").setup()
     assert torch.equal(loaded.a.weight, weights()["a.weight"].bfloat16())
-    assert loaded.checkpoint_digest.startswith("sha256:") and drawn.checkpoint_digest is None
+    assert loaded.load_report.digest.startswith("sha256:") and drawn.load_report is None
     assert torch.equal(loaded.table, drawn.table) and loaded.table.dtype == drawn.table.dtype
     assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
 

@@ -45,11 +45,13 @@ DEEP = "--pipeline.diffusion-model.transformer"
         ([f"{DEEP}.window-size-t", "None"], f"{TRANSFORMER}.window_size_t", None),
         ([f"{DEEP}.network.patch-size", "1", "4", "4"], f"{TRANSFORMER}.network.patch_size", (1, 4, 4)),
         ([f"{DEEP}.allow-missing"], f"{TRANSFORMER}.allow_missing", ()),
+        (["--lora", "a:0.5", "--seed", "3", "--lora=b", "c"], ("lora", "seed"), (("a:0.5", "b", "c"), 3)),
         ([f"{DEEP}.allow-missing", "a.b", "c"], f"{TRANSFORMER}.allow_missing", ("a.b", "c")),
     ],
 )
 def test_a_flag_sets_its_field_and_nothing_else(words, path, value):
-    assert apply_flags(RUNNER_TEMPLATE, words) == derive_config(RUNNER_TEMPLATE, {path: value})
+    changes = {path: value} if isinstance(path, str) else dict(zip(path, value, strict=True))
+    assert apply_flags(RUNNER_TEMPLATE, words) == derive_config(RUNNER_TEMPLATE, changes)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ class FakeHub:
     ranges: bool = True
     sizes: dict[str, int] = field(default_factory=dict)
     resume: threading.Event = field(default_factory=threading.Event)
+    sent: int = 0
+    """Bytes of file bodies that went out."""
     log: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def __enter__(self) -> FakeHub:
@@ -118,17 +120,21 @@ class _Handler(BaseHTTPRequestHandler):
             data = data[:-1] + bytes([data[-1] ^ 1])
         if hub.drop_after is not None:
             cut, hub.drop_after = start + hub.drop_after, None
-            self.wfile.write(data[start : min(cut, stop)])
+            self._send(data[start : min(cut, stop)])
             self.close_connection = True
             return
         if hub.stall_after is not None:
             cut, hub.stall_after = start + hub.stall_after, None
-            self.wfile.write(data[start:cut])
+            self._send(data[start:cut])
             self.wfile.flush()
             hub.resume.wait(30)
             self.close_connection = True
             return
-        self.wfile.write(data[start:stop])
+        self._send(data[start:stop])
+
+    def _send(self, data: bytes) -> None:
+        self.owner.sent += len(data)
+        self.wfile.write(data)
 
     def _head(self, code: int, headers: dict[str, str]) -> None:
         self.send_response(code)

@@ -284,25 +284,25 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     prompt: str = ""
     """What the video shows."""
     negative_prompt: str | None = None
-    """What it should not show; the model's published one if not given. Needs a guidance scale other than 1."""
+    """What it should not show. The model's published one if not given; needs a guidance scale other than 1."""
     prompt_file: Path | None = None
     """Read the prompt from this text file."""
     prompt_embeds: Path | None = None
-    """Saved embeddings in place of the text encoder, as --save-embeds writes them; the prompt is then only recorded."""
+    """Use these embeddings in place of a text encoder. As --save-embeds writes them; the prompt is only recorded."""
     save_embeds: Path | None = None
-    """Write the embeddings of the prompts to this safetensors file."""
+    """Write the embeddings of the prompts to this file."""
     image: Path | None = None
     """First frame of the video."""
     last_image: Path | None = None
-    """Last frame of the video, for models that make what happens between two."""
+    """Last frame, for models of what happens between two."""
     video: Path | None = None
-    """A clip to go on from: its last frames are the context the video begins with, and are part of it."""
+    """Clip to go on from. Its last frames are the context the video begins with, and are part of it."""
     example_data: bool = False
-    """Take pictures that come with flashdreams where the model needs an image and none is given."""
+    """Use pictures of the package where an image is needed."""
     control: str | None = None
-    """Live controls as text, in the model's own words (see its page), or a file of them."""
+    """Live controls, in the model's own words, or a file of them."""
     output: Path | None = None
-    """The mp4 to write; outputs/<slug>.mp4 if not given. The run record goes beside it."""
+    """The mp4 to write. outputs/<slug>.mp4 if not given; the run record goes beside it."""
     num_chunk: int | None = None
     """Length in chunks."""
     num_frames: int | None = None
@@ -310,25 +310,25 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     duration: float | None = None
     """Length in seconds."""
     seed: int | None = None
-    """0 to 2**64 - 1; a random one is drawn and printed if not given."""
+    """Of the noise. 0 to 2**64 - 1; a random one is drawn and printed if not given."""
     height: int | None = None
-    """Pixels; the model's own size if not given."""
+    """Pixels."""
     width: int | None = None
-    """Pixels; the model's own size if not given."""
+    """Pixels."""
     strict_size: bool = False
-    """Refuse a size the model cannot make, rather than take the nearest one."""
+    """Refuse a size the model cannot make. Else the nearest one is taken."""
     fps: str | None = None
-    """Frame rate of the file, such as 24, 23.976 or 30000/1001; the model's own if not given."""
+    """Frame rate, such as 24, 23.976 or 30000/1001."""
     num_steps: int | None = None
-    """Denoising steps per chunk; the model's own if not given."""
+    """Denoising steps per chunk."""
     solver: Literal["unipc", "dpm++", "euler"] | None = None
-    """Another way to take the steps, for models that were not distilled for a few of them; euler as in diffusers."""
+    """Another solver. For models that were not distilled for a few steps; euler as in diffusers."""
     guidance_scale: float | None = None
-    """1: prompt only. 0: negative prompt only. Above 1: away from the negative prompt."""
+    """1: prompt only; above: away from the negative prompt. 0: the negative prompt only."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:0, mps."""
     dtype: DType | None = None
-    """Number format of the transformer; the model's own if not given."""
+    """Number format of the transformer."""
     ckpt_path: str | None = None
     """Weights of the transformer, instead of the model's own. A file (safetensors or PyTorch) or folder, org/repo,
     hf://org/repo[/path][@revision], or a link to a file on the hub. random:SEED is for every part. Text encoder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def frame_run(config: RunnerConfig, pipeline: PipelineConfig, fps: Fraction) -> 
                 read_clip(config.video, height, width, pipeline.frames_of(most), pipeline.decoder.temporal_compression)
             )
             given = pipeline.latent_frames(len(clip))
-    length = {
+    length: dict[str, Any] = {
         "num_frames": config.num_frames, "duration": config.duration,
         "default_num_frames": config.default_num_frames, "fps": fps,
     }  # fmt: skip

@@ -70,7 +70,7 @@ def _model(parser: Any, *, flag: bool = True, required: bool = False) -> None:
         parser.add_argument("--model", metavar="SLUG", required=required, help="the model (see `flashdreams list`)")
     parser.add_argument(
         "--part", default="transformer", metavar="NAME",
-        help="transformer (default), transformer.0 for the first expert, text_encoder, encoder, decoder",
+        help="transformer (default), transformer.0 for the first expert, text_encoder, image_encoder, encoder, decoder",
     )  # fmt: skip
     parser.add_argument(
         "--transform", metavar="MODULE:NAME",
@@ -128,7 +128,7 @@ def _convert(parser: Any) -> None:
 
 def _merge_lora(parser: Any) -> None:
     parser.add_argument("source", metavar="BASE", help=_SOURCE)
-    parser.add_argument("loras", nargs="+", metavar="LORA[=WEIGHT]", help="LoRAs, each with its weight [1]")
+    parser.add_argument("loras", nargs="+", metavar="LORA[:WEIGHT]", help="LoRAs, each with its weight [1]")
     _output(parser)
     _model(parser)
 

@@ -21,7 +21,7 @@ from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.core.checkpoint.mapped import DTYPE_NAMES, TORCH_DTYPES
 from flashdreams.infra.config import ModuleConfig, PipelineConfig
 from flashdreams.infra.errors import UserError
-from flashdreams.infra.loading import build_on_meta, candidates
+from flashdreams.infra.loading import build_on_meta, candidates, expert_configs
 from flashdreams.plugins.registry import discover_runners, get_runner
 
 _MAX_MANIFEST = 100_000_000
@@ -53,11 +53,11 @@ def model_part(slug: str, name: str, transform: str | None) -> Part:
 
 def _part_config(pipeline: PipelineConfig, name: str) -> ModuleConfig:
     model = pipeline.diffusion_model
-    experts = [*(each.transformer for each in sorted(model.high_noise, key=lambda e: -e.sigma_low)), model.transformer]
     parts: dict[str, ModuleConfig | None] = {
         "transformer": model.transformer,
-        **{f"transformer.{i}": config for i, config in enumerate(experts)},
+        **{f"transformer.{i}": config for i, config in enumerate(expert_configs(model))},
         "text_encoder": pipeline.text_encoder,
+        "image_encoder": pipeline.image_encoder,
         "encoder": pipeline.encoder,
         "decoder": pipeline.decoder,
     }

@@ -13,11 +13,12 @@ from torch import Tensor
 from flashdreams.core.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from flashdreams.core.checkpoint.choose import choose_transform
 from flashdreams.core.checkpoint.keymap import KeyMap, Strip
-from flashdreams.core.checkpoint.lora import Lora, check_weights, merged, read_lora
+from flashdreams.core.checkpoint.lora import Lora, merged, read_lora
 from flashdreams.core.checkpoint.plan import Step, plan_steps
 from flashdreams.core.checkpoint.write import Entry, parse_size, write_checkpoint
 from flashdreams.core.notices import say_once
 from flashdreams.infra.errors import UserError
+from flashdreams.infra.lora_flag import parse_loras
 from flashdreams.scripts.checkpoint_models import Part, model_part
 
 _WORST = 5
@@ -78,8 +79,10 @@ def _conversion(part: Part, to: str, checkpoint: Checkpoint) -> KeyMap:
     known = {"native": KeyMap((Strip.before(wanted),))}
     for name, key_map in part.layouts.items():
         known[name] = KeyMap((Strip.before(key_map.inverse().shapes(wanted)),)).then(key_map)
-    if to not in known:
-        raise UserError(f"--to is {to!r}; {part.name} has the layouts {', '.join(known)}")
+    layouts = list(known)
+    known |= {name: key_map for name, key_map in part.candidates.items() if isinstance(key_map, KeyMap)}
+    if to not in layouts:
+        raise UserError(f"--to is {to!r}; {part.name} has the layouts {', '.join(layouts)}")
     header = checkpoint.meta()
     name, _, match = choose_transform(wanted, header, known, allow_missing=part.config.allow_missing)
     if not match.ok:
@@ -100,11 +103,10 @@ def merge_lora(options: Any) -> int:
     header = checkpoint.meta()
     maps = [each for key_map in (part.layouts if part else {}).values() for each in (key_map, key_map.inverse())]
     loras: list[tuple[float, Lora]] = []
-    for text in options.loras:
-        source, weight = _weighted(text)
-        lora = read_lora(source, header, maps)
-        print(f"{source}: {lora.summary}, weight {weight:g}")
-        loras.append((weight, lora))
+    for choice in parse_loras(options.loras):
+        lora = read_lora(choice.source, header, maps)
+        print(f"{choice.source}: {lora.summary}, weight {choice.weight:g}")
+        loras.append((choice.weight, lora))
     steps, read = _steps(checkpoint, None, None, None)
 
     def merge(step: Step) -> Tensor:
@@ -113,18 +115,6 @@ def merge_lora(options: Any) -> int:
         return merged(value, changes, value.device) if changes else value
 
     return _write(checkpoint, steps, merge, options, None)
-
-
-def _weighted(text: str) -> tuple[str, float]:
-    source, equals, weight = text.rpartition("=")
-    if not equals or Path(text).exists():
-        return text, 1.0
-    try:
-        value = float(weight)
-        check_weights({source: value}, (source,))
-    except ValueError:
-        raise UserError(f"the LoRA is {text!r}; expected FILE or FILE=WEIGHT, such as style.safetensors=0.8") from None
-    return source, value
 
 
 def _opened(source: str, part: Part | None, transform: str | None) -> tuple[list[Step], Read]:

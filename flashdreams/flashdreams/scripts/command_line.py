@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import Annotated, Any, Union
 
@@ -28,12 +28,31 @@ def apply_flags(config: RunnerConfig, words: Sequence[str], *, known: Sequence[s
         UserError: an unknown flag (with the nearest ones), or a value that does not fit.
     """
     group = flags_of(config)
-    given, unknown = _split(group, words)
     flags = {flag.path: flag for flag in group.all_flags()}
+    given, unknown = _split(group, _gathered(words, flags.values()))
     values = {path: _value(flags[path], value) for path, value in given.items()}
     if unknown:
         raise UserError(_about_unknown(unknown[0], [flag.name for flag in flags.values()] + list(known)))
     return derive_config(config, values)
+
+
+def _gathered(words: Sequence[str], flags: Iterable[Flag]) -> list[str]:
+    """The words, with those of a list's flag that stands several times (``--lora a --lora b``) after its first one."""
+    lists = {flag.name for flag in flags if flag.metavar.endswith("...")}
+    turns: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            turns.append([name.replace("_", "-"), value] if equals and name.replace("_", "-") in lists else [word])
+        else:
+            turns[-1].append(word)
+    first: dict[str, list[str]] = {}
+    for turn in turns[1:]:
+        kept = first.setdefault(turn[0].replace("_", "-"), turn)
+        if kept is not turn and turn[0].replace("_", "-") in lists:
+            kept += turn[1:]
+            turn.clear()
+    return [word for turn in turns for word in turn]
 
 
 class _Given(list[str]):

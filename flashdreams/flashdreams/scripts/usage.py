@@ -61,7 +61,7 @@ def _text(flag: Flag) -> str:
     if len(flag.metavar) > 12:
         text = f"{text.rstrip('.')}: {flag.metavar.strip('{}').replace(',', ', ')}"
     default = (
-        "" if flag.value in (None, "", False) else f" [{textwrap.shorten(str(flag.value), 60, placeholder='...')}]"
+        "" if flag.value in (None, "", False, ()) else f" [{textwrap.shorten(str(flag.value), 60, placeholder='...')}]"
     )
     return text.rstrip(".") + default
 

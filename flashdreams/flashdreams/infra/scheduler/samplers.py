@@ -152,15 +152,15 @@ class FewStepScheduler(Scheduler):
 
 
 class BoundaryFewStepScheduler(FewStepScheduler):
-    """Above the boundary, predict the state there and re-noise it to the next level; below, as :class:`FewStepScheduler`
-    does, from the state that the last step above has handed on."""
-
-    config: BoundaryFewStepSchedulerConfig
+    """Above the boundary, predict the state there and re-noise it to the next level; below, work as
+    :class:`FewStepScheduler` does, from the state that the last step above has handed on."""
 
     def __init__(self, config: BoundaryFewStepSchedulerConfig) -> None:
         super().__init__(config)
+        self.lowest_above = config.boundary
+        """Where the expert for high noise begins."""
         self.boundary = tables.nearest(1000 * config.boundary, config.shift)
-        """Level of the training table that is nearest to the boundary."""
+        """The state it predicts: at the level of the training table that is nearest to that."""
         for steps in (self.steps, self.first_steps):
             if steps[-1].sigma >= config.boundary:
                 raise ConfigError(
@@ -169,10 +169,10 @@ class BoundaryFewStepScheduler(FewStepScheduler):
                 )
 
     def transition(self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None) -> Tensor:
-        if step.sigma < self.config.boundary:
+        if step.sigma < self.lowest_above:
             return super().transition(x, flow, step, draw, state)
         # The last step above leads to the boundary, wherever below it the next one stands.
-        sigma_next = step.sigma_next if step.sigma_next >= self.config.boundary else self.boundary
+        sigma_next = step.sigma_next if step.sigma_next >= self.lowest_above else self.boundary
         return kernels.boundary_transition(x, flow, step.sigma, sigma_next, self.boundary, draw)
 
 

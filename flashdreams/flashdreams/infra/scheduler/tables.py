@@ -35,7 +35,9 @@ def diffusers_unipc(steps: int, shift: float) -> list[float]:
 
 def diffusers_euler(steps: int, shift: float) -> list[float]:
     """The table of diffusers' FlowMatchEulerDiscreteScheduler, and a final 0."""
-    lowest = float(np.float32(shifted(0.001, shift)))
+    # Its lowest level is a float32 that was rounded after each operation.
+    one, unit = np.float32(1), np.float32(0.001)
+    lowest = float(np.float32(shift) * unit / (one + np.float32(shift - 1) * unit))
     levels = [1 - (1 - lowest) * i / (steps - 1) for i in range(steps)] if steps > 1 else [1.0]
     return [shifted(u, shift) for u in levels] + [0.0]
 

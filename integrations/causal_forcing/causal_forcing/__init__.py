@@ -1,0 +1,1 @@
+"""Causal-Forcing as a plugin of flashdreams."""

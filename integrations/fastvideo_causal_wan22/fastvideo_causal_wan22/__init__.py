@@ -1,0 +1,1 @@
+"""FastVideo CausalWan2.2 A14B as a plugin of flashdreams."""

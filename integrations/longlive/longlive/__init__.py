@@ -1,0 +1,1 @@
+"""LongLive as a plugin of flashdreams."""

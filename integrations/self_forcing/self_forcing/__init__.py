@@ -1,0 +1,1 @@
+"""Self-Forcing as a plugin of flashdreams."""

@@ -1,0 +1,1 @@
+"""Wan2.1 as a plugin of flashdreams."""

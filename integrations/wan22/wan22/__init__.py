@@ -1,0 +1,1 @@
+"""Wan2.2 as a plugin of flashdreams."""
