@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from flashdreams.config import derive_config
+from flashdreams.core import notices
 from flashdreams.core.media.video import VideoWriter
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.framing import frame_run
+from flashdreams.infra.images import from_uint8
 from flashdreams.infra.runner import Runner
 from flashdreams.infra.scheduler.config import FewStepSchedulerConfig, FlowMatchEulerSchedulerConfig
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE, RUNNER_TEMPLATE
@@ -22,6 +25,11 @@ from flashdreams.recipes.template.config import PIPELINE_TEMPLATE, RUNNER_TEMPLA
 pytestmark = pytest.mark.ci_cpu
 
 FPS = Fraction(16)
+
+
+@pytest.fixture(autouse=True)
+def fresh_notices():
+    notices.reset()
 
 
 def runner(transformer: dict | None = None, pipeline: dict | None = None, **fields):
@@ -137,3 +145,26 @@ def test_a_distilled_model_keeps_its_sampler():
     diffusion_model = replace(PIPELINE_TEMPLATE.diffusion_model, scheduler=FewStepSchedulerConfig())
     with pytest.raises(UserError, match="distilled for its own few steps"):
         Runner(runner(None, {"diffusion_model": diffusion_model}, solver="unipc", prompt="a")).plan()
+
+
+@pytest.mark.parametrize("rule", ["area", "cells"])
+@pytest.mark.parametrize("name", ["tall_disc_90x320.png", "wide_disc_640x60.png"])
+def test_a_disc_stays_round_at_a_size_made_for_its_image(name, rule, capsys):
+    """B03, for models that take their size from the image: what reaches the model is scaled as published."""
+    image = Path(__file__).parents[1] / "cases" / "B03" / name
+    concat = {"window_size_t": None, "sink_size_t": 0, "concat_image_mask_to_latent": True}
+    framing = frame(runner(concat, {"image_size": rule, "height": 480, "width": 832}, image=image))
+    said = capsys.readouterr().err
+    assert said.count("so the video is") == 1 and f"{framing.height}x{framing.width}" in said
+    pixels = from_uint8(framing.image)
+    scaled = F.interpolate(pixels, (framing.height, framing.width), mode="bicubic", align_corners=False)[0]
+    disc = (scaled - scaled[:, :1, :1]).abs().sum(0) > 0.75
+    rows, columns = disc.any(1).sum().item(), disc.any(0).sum().item()
+    assert rows == pytest.approx(columns, rel=0.05)
+
+
+def test_one_pixel_is_an_image_too():
+    image = Path(__file__).parents[1] / "cases" / "B03" / "one_pixel.png"
+    concat = {"window_size_t": None, "sink_size_t": 0, "concat_image_mask_to_latent": True}
+    framing = frame(runner(concat, {"image_size": "area", "height": 480, "width": 832}, image=image))
+    assert (framing.height, framing.width) == (624, 624)

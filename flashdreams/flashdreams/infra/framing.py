@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdreams.core.lengths import resolve_length
 from flashdreams.core.media.clip import read_clip
 from flashdreams.core.media.image import read_image
+from flashdreams.core.notices import say_once
 from flashdreams.core.sizes import area_size, cells_size, snap_size
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
 from flashdreams.infra.errors import UserError
@@ -87,7 +88,14 @@ def _size(config: RunnerConfig, pipeline: PipelineConfig, image: Tensor | None) 
     height, width, multiple = pipeline.height, pipeline.width, pipeline.size_multiple
     if image is not None and pipeline.image_size != "fixed" and config.height is None and config.width is None:
         rule = area_size if pipeline.image_size == "area" else cells_size
-        return rule((image.shape[0], image.shape[1]), height * width, multiple)
+        own = image.shape[0], image.shape[1]
+        size = rule(own, height * width, multiple)
+        if size != (height, width):
+            say_once(
+                f"image {str(config.image)!r} is {own[0]}x{own[1]} (height x width), so the video is "
+                f"{size[0]}x{size[1]}: its shape, at the pixels this model makes; --height and --width set another"
+            )
+        return size
     asked = height if config.height is None else config.height, width if config.width is None else config.width
     return snap_size(*asked, multiple, strict=config.strict_size)
 
