@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flashdreams.config import derive_config
 from flashdreams.infra.config import ExpertConfig
 from flashdreams.infra.diffusion_model import DiffusionModel
+from flashdreams.infra.load import load_pipeline
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
 
 pytestmark = pytest.mark.ci_cpu
@@ -79,3 +80,15 @@ def test_swapping_changes_no_number():
     first, second = ([chunk.latent for chunk in rollout] for rollout in rollouts)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert isinstance(first[0], Tensor)
+
+
+def test_a_number_format_is_that_of_every_expert():
+    config = derive_config(
+        PIPELINE_TEMPLATE,
+        diffusion_model={
+            "high_noise": (ExpertConfig(sigma_low=0.9, transformer=PIPELINE_TEMPLATE.diffusion_model.transformer),)
+        },
+    )
+    pipeline = load_pipeline(config, device="cpu", dtype="bfloat16")
+    dtypes = {parameter.dtype for parameter in pipeline.diffusion_model.experts.parameters()}
+    assert dtypes == {torch.bfloat16}

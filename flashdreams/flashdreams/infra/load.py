@@ -44,7 +44,9 @@ def load_pipeline(
     """
     config = get_runner(model).pipeline if isinstance(model, str) else model
     if dtype is not None:
-        config = derive_config(config, diffusion_model={"transformer": {"dtype": dtype}})
+        experts = tuple(derive_config(e, transformer={"dtype": dtype}) for e in config.diffusion_model.high_noise)
+        changes = {"transformer": {"dtype": dtype}, "high_noise": experts}
+        config = derive_config(config, diffusion_model=changes)
     return config.setup(device=resolve_device(device))
 
 

@@ -12,7 +12,17 @@ from torch import Tensor
 from flashdreams.core.checkpoint.errors import CheckpointError
 
 _EMA = re.compile(r"(?:^|[_.])ema(?:$|[_.])", re.IGNORECASE)
-_PLAIN = ("generator", "model", "state_dict", "module", "network", "model_state_dict", "params", "weights")
+_PLAIN = (
+    "generator",
+    "generator_lora",
+    "model",
+    "state_dict",
+    "module",
+    "network",
+    "model_state_dict",
+    "params",
+    "weights",
+)
 _BESIDE = re.compile(r"optim|sched|scaler", re.IGNORECASE)
 _DEPTH = 4
 
