@@ -17,7 +17,8 @@ pytestmark = pytest.mark.ci_cpu
 
 CHUNK = 3
 WRITE_WITHOUT_END = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 import numpy as np
 from fractions import Fraction
 from flashdreams.core.media.video import VideoWriter
