@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashdreams.core.checkpoint.keymap import KeyMap, Step
-from flashdreams.core.checkpoint.keymap_steps import WRAPPERS, Drop, Strip
+from flashdreams.core.checkpoint.keymap_steps import Drop, Strip
 from flashdreams.core.checkpoint.keymap_tensors import Shape, shape_of
 from flashdreams.core.checkpoint.suggest_entries import entries_of, patterns_for
 from flashdreams.core.checkpoint.suggest_match import Matcher
 from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
 from flashdreams.core.checkpoint.suggest_rules import make_rules
-from flashdreams.core.checkpoint.suggest_tree import build_tree
+from flashdreams.core.checkpoint.suggest_tree import Node, build_tree
 from flashdreams.core.checkpoint.suggest_words import template_of
 
 
@@ -102,13 +102,17 @@ def suggest(
     targets = {key: shape_of(value) for key, value in model.items()}
     sources = {key: shape_of(value) for key, value in checkpoint.items()}
     strip = _wrappers(sources, targets)
-    stripped = {strip.rename(key): key for key in sources} if strip else {key: key for key in sources}
+    stripped = {strip.rename(key) if strip else key: key for key in sources}
+    if not _is_same(stripped, sources, targets) and len({key.partition(".")[0] for key in sources}) > 1:
+        strip = _wrappers(sources, targets, marked_only=True)  # what leads only some keys, tells these from the others
+        stripped = {strip.rename(key) if strip else key: key for key in sources}
     shapes = {key: sources[own] for key, own in stripped.items()}
-    if shapes == {key: targets[key] for key in shapes if key in targets}:
+    if _is_same(stripped, sources, targets):
         match = _same_names(shapes, targets)
     else:
         is_ordered = list(targets) != sorted(targets) if ordered is None else ordered
         match = Matcher(build_tree(shapes), build_tree(targets), ordered=is_ordered, hints=hints or {}).result
+    match.doubts += _unsaid(match, shapes, targets)
     entries, renames, pieces = entries_of(match, shapes)
     steps: list[Step] = [*([strip] if strip else []), *_drops(match.doubts, shapes), *entries]
     key_map = KeyMap((*steps, *make_rules(renames, pieces)))
@@ -117,13 +121,19 @@ def suggest(
     return Suggestion(key_map, mapping, len(targets), remaining, tuple(_evidence(match)))
 
 
-def _wrappers(sources: Mapping[str, Shape], targets: Mapping[str, Shape]) -> Strip | None:
+def _is_same(names: Mapping[str, str], sources: Mapping[str, Shape], targets: Mapping[str, Shape]) -> bool:
+    """Whether ``names``, each of one of ``sources``, are the model's own, but for what is missing or too much."""
+    same = sum(targets.get(name) == sources[key] for name, key in names.items())
+    return same == min(len(names), len(targets))
+
+
+def _wrappers(sources: Mapping[str, Shape], targets: Mapping[str, Shape], *, marked_only: bool = False) -> Strip | None:
     """The wrappers to take out of the checkpoint's keys; plain words (``model``) only where they lead."""
     free = Strip.before(targets)
     found = {part for key in sources for part in key.split(".")[:-1]}
     plain = tuple(name for name in (*free.anywhere, *free.leading) if name in found and not name.startswith("_"))
     marked = tuple(name for name in free.anywhere if name in found and name.startswith("_"))
-    strip = Strip(marked, plain)
+    strip = Strip(marked, () if marked_only else plain)
     names = [strip.rename(key) for key in sources]
     return strip if names != list(sources) and len(set(names)) == len(names) else None
 
@@ -133,7 +143,21 @@ def _same_names(shapes: Mapping[str, Shape], targets: Mapping[str, Shape]) -> Ma
     own = {leaf.key: leaf for leaf in root.tensors}
     links = [Link(own[leaf.key], leaf, (root, other), "the same name") for leaf in other.tensors if leaf.key in own]
     missing = [leaf for leaf in other.tensors if leaf.key not in own]
-    return Match(links, [], [Doubt([], missing, "the checkpoint has no such key")] if missing else [])
+    extra = [leaf for leaf in root.tensors if leaf.key not in targets]
+    doubts = [Doubt([], missing, "the checkpoint has no such key")] if missing else []
+    doubts += [Doubt(extra, [], "the model has no such key")] if extra else []
+    return Match(links, [], doubts)
+
+
+def _unsaid(match: Match, shapes: Mapping[str, Shape], targets: Mapping[str, Shape]) -> Iterable[Doubt]:
+    """Doubts about the tensors of which nothing was said: none may pass under its own name."""
+    fused = [(bundle.outer, bundle.inner) for bundle in match.bundles]
+    for side, header, open_keys in ((0, shapes, match.left), (1, targets, match.lacking)):
+        known = {(link.source, link.target)[side].key for link in match.tensors} | {leaf.key for leaf in open_keys}
+        known |= {leaf.key for nodes in fused for leaf in nodes[side]}
+        nodes = [Node(tuple(key.split(".")), 0, key, shape) for key, shape in header.items() if key not in known]
+        if nodes:
+            yield Doubt(*((nodes, []) if side == 0 else ([], nodes)), "nothing is known about it")
 
 
 def _drops(doubts: Iterable[Doubt], shapes: Mapping[str, Shape]) -> list[Drop]:
@@ -172,6 +196,3 @@ def _evidence(match: Match) -> Iterable[str]:
             counts[template_of(old), template_of(new), link.why] += len(link.source.tensors)
     for (old, new, why), count in counts.items():
         yield f"{old} -> {new} ({count} tensors): {why}"
-
-
-__all__ = ["WRAPPERS", "Remaining", "Suggestion", "suggest"]

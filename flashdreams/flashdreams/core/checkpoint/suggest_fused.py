@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from flashdreams.core.checkpoint.suggest_tree import Node
@@ -36,39 +35,37 @@ def find_bundles(scope: tuple[Node, Node], sources: list[Node], targets: list[No
         (targets, sources, scope[1], scope[0], False),
         (sources, targets, scope[0], scope[1], True),
     ):
-        free = list(parts)
+        found = {id(whole): _parts_of(whole, parts, own, other) for whole in wholes}
         for whole in wholes:
-            found = _parts_of(whole, free, own, other)
-            if found:
-                bundles.append(Bundle(whole, found, is_source, scope))
-                free = [node for node in free if node not in found]
+            rivals = [one for one in wholes if found[id(one)] and set(found[id(one)]) & set(found[id(whole)])]
+            named = [one for one in rivals if one.path[-1] == found[id(one)][0].path[-1]] or rivals
+            if named == [whole]:
+                bundles.append(Bundle(whole, found[id(whole)], is_source, scope))
     return bundles
 
 
 def _parts_of(whole: Node, free: list[Node], own: Node, other: Node) -> tuple[Node, ...]:
     name = name_of(whole.below(own))
+    names = {id(node): name_of(node.below(other)) for node in free}
     shape = whole.shape or ()
     found: list[Node] = []
+    strange: set[frozenset[str]] = set()
     for part in spelled_parts(name):
-        fits = [node for node in free if _fits(node, shape) and part in name_of(node.below(other)).words]
-        fits = _nearest(fits, name.words, part, other)
+        fits = [node for node in free if part in names[id(node)].words and _fits(node, whole)]
+        extra = {id(node): names[id(node)].telling - {part} - name.words for node in fits}
+        shared = {id(node): len((names[id(node)].telling - {part}) & name.words) for node in fits}
+        best = min(((len(extra[id(node)]), -shared[id(node)]) for node in fits), default=None)
+        fits = [node for node in fits if (len(extra[id(node)]), -shared[id(node)]) == best]
         if len(fits) != 1:
             return ()
         found += fits
+        strange.add(extra[id(fits[0])])
     rows = sum(node.shape[0] for node in found if node.shape)
-    return tuple(found) if found and shape and rows == shape[0] else ()
+    # Parts of one thing have the same words beside q, k and v: `add_k` is none of to_q, to_k and to_v.
+    return tuple(found) if len(strange) == 1 and shape and rows == shape[0] else ()
 
 
-def _fits(node: Node, whole: tuple[int, ...]) -> bool:
-    """Whether ``node`` may be rows of a tensor of shape ``whole``, its last part of the key being of the same kind."""
-    return bool(node.shape) and len(node.shape) == len(whole) and node.shape[1:] == whole[1:] and node.shape < whole
-
-
-def _nearest(nodes: Iterable[Node], words: frozenset[str], part: str, scope: Node) -> list[Node]:
-    """Those that share most words with the whole beside the one that names the part, and add fewest."""
-    scored = []
-    for node in nodes:
-        own = name_of(node.below(scope)).words - {part}
-        scored.append(((-len(own & words), len(own - words)), node))
-    best = min((score for score, _ in scored), default=None)
-    return [node for score, node in scored if score == best]
+def _fits(node: Node, whole: Node) -> bool:
+    """Whether ``node`` may be some of the rows of ``whole``."""
+    shape, rows = node.shape or (), whole.shape or ()
+    return len(shape) == len(rows) > 0 and shape[1:] == rows[1:] and shape < rows and node.is_bias == whole.is_bias

@@ -6,15 +6,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from flashdreams.core.checkpoint.suggest_judge import judge
 from flashdreams.core.checkpoint.suggest_leftovers import names_below, place_leftovers
 from flashdreams.core.checkpoint.suggest_names import decide, decide_some
 from flashdreams.core.checkpoint.suggest_numbers import Context, Pair
 from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
-from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align
-from flashdreams.core.checkpoint.suggest_words import Name, contradict, template_of
+from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align, squeeze
+from flashdreams.core.checkpoint.suggest_words import GENERAL, ORDERED, Name, contradict, name_of, template_of
 
 SHAPE = "the only one of its shapes there"
 
+Path = tuple[str, ...]
 Place = tuple[str, str]
 Siblings = dict[tuple[bool, str], list[tuple[Name, Name | None]]]
 
@@ -49,13 +51,12 @@ class Matcher:
         self._facts: dict[tuple[Place, str], set[str]] = defaultdict(set)
         self._hints = dict(hints)
         self._learnt: dict[Place, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
-        self._beside: dict[tuple[tuple[str, ...], tuple[str, ...]], Siblings] = {}
+        self._beside: dict[tuple[Path, Path], Siblings] = {}
         self.result = Match()
         pending = [(source, target)]
         while pending:
             pending = self._round(pending)
-        self.result.judge_transposed()
-        self.result.judge_leftovers()
+        judge(self.result)
 
     def _round(self, scopes: list[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
         questions: list[Question] = []
@@ -67,14 +68,11 @@ class Matcher:
             for group in alignment.groups:
                 questions.append(Question(scope, group, names_below(scope, *_sides(group)), torn))
             self._note_siblings(scope, alignment)
-        single = {
-            (question.scope[0].path, question.names[0][0].text): question.names[1][0].text
-            for question in questions
-            if len(question.group.sources) == 1
-        }
+        single: dict[Path, list[Question]] = defaultdict(list)
         for question in questions:
             if len(question.group.sources) == 1:
-                links += self._single(question, single)
+                single[question.scope[0].path].append(question)
+        links += [link for beside in single.values() for question in beside for link in self._single(question, beside)]
         several = [question for question in questions if len(question.group.sources) > 1]
         for _ in range(2):  # what one answer teaches may answer an earlier question
             answers: dict[object, list[Pair]] = {}
@@ -108,15 +106,29 @@ class Matcher:
                 for name in names[is_target]:
                     known = names[not is_target][0] if alone else None
                     beside[is_target, template_of(name.text)].append((name, known))
+        for is_target, own in enumerate(scope):  # and those that were opened, as children whose place is unknown
+            for part in own.children:
+                alike = beside[bool(is_target), template_of(part)]
+                if all(name.text != part for name, _ in alike):
+                    alike.append((name_of((part,)), None))
         self._beside[scope[0].path, scope[1].path] = beside
 
-    def _single(self, question: Question, single: Mapping[tuple[tuple[str, ...], str], str]) -> list[Link]:
+    def _single(self, question: Question, beside: Sequence[Question]) -> list[Link]:
         (source,), (target,) = _sides(question.group)
         first, second = question.names[0][0], question.names[1][0]
         link = Link(source, target, question.scope, SHAPE if question.group.how != "settled" else "by name")
-        crossed = first.text != second.text and single.get((question.scope[0].path, second.text)) == first.text
+        crossed = any(
+            other.group.sources[0].turned == source.turned and _are_crossed(first, second, *_only(other))
+            for other in beside
+            if other is not question
+        )
         if contradict(first.telling, second.telling) or crossed:
             why = f"its shape fits {second.text!r} alone, but its name says otherwise (is the checkpoint transposed?)"
+            self.result.doubts.append(Doubt([source], [target], why))
+            return []
+        is_vector = len(source.tensors) == 1 and len(squeeze(source.tensors[0].shape)) < 2
+        if is_vector and not any(node.path for node in question.scope) and _are_strange(first, second):
+            why = f"its shape fits {second.text!r} alone, but that is little evidence, and its name has none"
             self.result.doubts.append(Doubt([source], [target], why))
             return []
         self._facts[question.place, first.text].add(second.text)
@@ -127,7 +139,7 @@ class Matcher:
         """Remember, for the blocks like this one, that a word of the one side is a number on the other."""
         for name, other in ((first, second), (second, first)):
             words = name.telling - other.telling
-            if len(words) == 1 and len(other.numbers) == 1 and not name.numbers:
+            if len(words) == 1 and words <= ORDERED and len(other.numbers) == 1 and not name.numbers:
                 self._learnt[place][next(iter(words))].add(other.numbers[0])
 
     def _ask(self, question: Question, answers: dict[object, list[Pair]]) -> list[Pair]:
@@ -172,8 +184,10 @@ class Matcher:
         beside = self._beside[scope[0].path, scope[1].path]
 
         def others(is_target: bool, names: Sequence[Name]) -> list[tuple[Name, Name | None]]:
-            alike = [pair for text in {template_of(name.text) for name in names} for pair in beside[is_target, text]]
-            return [pair for pair in alike if pair[0] not in names]
+            heads = {name.text.partition(".")[0] for name in names}
+            known = {template_of(text) for text in (*heads, *(name.text for name in names))}
+            alike = [pair for text in known for pair in beside[is_target, text]]
+            return [pair for pair in alike if pair[0] not in names and pair[0].text not in heads]
 
         pairs = decide(sources, targets, Context(order, stack, question.torn, learnt, others))
         proven = self._proven(question)
@@ -196,6 +210,27 @@ class Matcher:
             if len(seen) == 1:
                 proven[index] = texts.index(seen.pop())
         return proven if len(set(proven.values())) == len(proven) else {}
+
+
+def _only(question: Question) -> tuple[Name, Name]:
+    return question.names[0][0], question.names[1][0]
+
+
+def _are_strange(source: Name, target: Name) -> bool:
+    """Whether both have words, and none in common."""
+    return bool(source.telling) and bool(target.telling) and not source.telling & target.telling
+
+
+def _are_crossed(source: Name, target: Name, other_source: Name, other_target: Name) -> bool:
+    """Whether names speak for the two pairs the other way round."""
+    if source.text == other_target.text != target.text:
+        return True
+    counted = source.numbers == other_target.numbers and other_source.numbers == target.numbers
+    if counted and source.numbers != target.numbers and not (source.is_index or target.is_index):
+        return True
+    shared = (source.telling & other_target.telling) - target.telling - other_source.telling
+    others = (other_source.telling & target.telling) - source.telling - other_target.telling
+    return bool((shared | others) - GENERAL) and not source.telling & target.telling
 
 
 def _sides(group: Group) -> tuple[list[Node], list[Node]]:

@@ -6,10 +6,10 @@ evidence. Evidence that contradicts other evidence is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from flashdreams.core.checkpoint.suggest_numbers import Context, Pair, Side, by_numbers
-from flashdreams.core.checkpoint.suggest_words import PLACES, SEQUENCES, Name, contradict
+from flashdreams.core.checkpoint.suggest_numbers import ELIMINATED, Context, Pair, Side, by_numbers
+from flashdreams.core.checkpoint.suggest_words import GENERAL, PLACES, SEQUENCES, Name, contradict
 
 
 def decide(sources: Sequence[Name], targets: Sequence[Name], context: Context) -> list[Pair]:
@@ -42,7 +42,8 @@ def _one_of_a_sequence(few: Sequence[Name], many: Sequence[Name]) -> list[Pair]:
         places = [[chain.index(word) for word in chain if word in name.words] for name in many]
         counted = sorted(place for found in places for place in found) == list(range(len(many)))
         one = few[0] if len(few) == 1 and len(few[0].numbers) == 1 and not few[0].is_index else None
-        if counted and one is not None and not one.telling & set(chain) and 1 <= one.numbers[0] <= len(many):
+        alike = one is not None and bool(one.telling & frozenset.intersection(*(name.telling for name in many)))
+        if counted and alike and one is not None and not one.telling & set(chain) and 1 <= one.numbers[0] <= len(many):
             wanted = one.numbers[0] - 1
             return [(0, places.index([wanted]), f"{one.text!r} counts {' and '.join(chain[: len(many)])}")]
     return []
@@ -70,7 +71,7 @@ def _by_words(
     if len(pairs) == 1 and count > 2:
         return []  # one word that fits, among strange ones, is an accident
     if len(left) == len(right) == 1 and pairs and _may_be(left[0], right[0], sources, targets):
-        return [*pairs, (left[0], right[0], "the only ones left")]
+        return [*pairs, (left[0], right[0], ELIMINATED)]
     if len(left) == len(right) > 1:
         first, second = _telling(left, sources), _telling(right, targets)
         pairs += by_numbers(Side(left, sources, first, False), Side(right, targets, second, True), context)
@@ -89,7 +90,9 @@ def _equal_words(
         twins = [index for index in left if ours[index] == words]
         fits = [other for other in right if theirs[other] == words]
         if len(twins) == len(fits) == 1:
-            pairs.append((twins[0], fits[0], "the same words" if words else "no further word"))
+            related = words or sources[twins[0]].telling & targets[fits[0]].telling
+            if related and not _count_apart(sources[twins[0]], targets[fits[0]]):
+                pairs.append((twins[0], fits[0], "the same words" if words else "no further word"))
         elif len(twins) == len(fits) > 1:
             pairs += _by_words(twins, fits, sources, targets, context)
     return pairs if any(ours[index] for index, _, _ in pairs) or len(left) == 2 else []
@@ -111,9 +114,24 @@ def _shared_words(
         if len(part_left) > 1:
             pairs += _by_words(part_left, part_right, sources, targets, context)
         elif _same_places(ours[part_left[0]], theirs[part_right[0]]):
-            shared = ", ".join(sorted(ours[part_left[0]] & theirs[part_right[0]]))
-            pairs.append((part_left[0], part_right[0], f"only these share {shared!r}"))
+            shared = ours[part_left[0]] & theirs[part_right[0]]
+            if shared - GENERAL or all(_has_rival(shared, side.values()) for side in (ours, theirs)):
+                pairs.append((part_left[0], part_right[0], f"only these share {', '.join(sorted(shared))!r}"))
     return pairs
+
+
+def _count_apart(source: Name, target: Name) -> bool:
+    """Whether both end in a number, and not the same one: ``attn1`` is not ``attn2`` because both are attentions."""
+    ends = [
+        [number for number, listed in zip(name.numbers, name.listed, strict=True) if not listed]
+        for name in (source, target)
+    ]
+    return bool(ends[0]) and bool(ends[1]) and ends[0] != ends[1]
+
+
+def _has_rival(words: frozenset[str], others: Iterable[frozenset[str]]) -> bool:
+    """Whether one of ``others`` has a word that is opposed to one of ``words``: ``out`` where these have ``in``."""
+    return any(contradict(words, other) for other in others)
 
 
 def _components(near: Mapping[int, list[int]]) -> list[tuple[list[int], list[int]]]:

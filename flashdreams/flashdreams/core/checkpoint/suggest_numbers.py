@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from flashdreams.core.checkpoint.suggest_words import ENDS, SEQUENCES, Name, template_of
 
 Pair = tuple[int, int, str]  # index of the source, index of the target, why
+ELIMINATED = "the only ones left"
+"""Why a pair was made, where nothing but the absence of others speaks for it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
         return []  # which of the two orders the other side follows is unknown
     pairs = list(zip(left.ranked, right.ranked, strict=True))
     ours, theirs = ([side.names[index] for index in side.ranked] for side in (left, right))
+    if not _same_axes(ours, theirs):
+        return []
     same = all(one.numbers == two.numbers for one, two in zip(ours, theirs, strict=True))
     if (
         left.in_list
@@ -93,6 +98,19 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
             if not side.in_list and not _is_one_row(own, partners, context.others(side.is_target, own)):
                 return []
     return [(index, other, "the order of the numbers") for index, other in pairs]
+
+
+def _same_axes(ours: Sequence[Name], theirs: Sequence[Name]) -> bool:
+    """Whether it is clear which numbers count the same, where several differ: by how many of each there are."""
+    first, second = _axes(ours), _axes(theirs)
+    if min(len(first), len(second)) < 2:
+        return True
+    return first == second and len(set(first)) == len(first) and prod(first) == len(ours)
+
+
+def _axes(names: Sequence[Name]) -> list[int]:
+    """How many values each of the numbers has that differ at all."""
+    return [count for column in zip(*(name.numbers for name in names), strict=True) if (count := len({*column})) > 1]
 
 
 def _indices(names: Sequence[Name], is_target: bool, context: Context) -> set[tuple[int, ...]]:
@@ -124,6 +142,8 @@ def _counts(names: Sequence[Name], others: Sequence[tuple[Name, Name | None]]) -
     """Whether the numbers are 1, 2, ... or 0, 1, ..., all things of that name taken together."""
     at = _varying(names)
     row = [*names, *(name for name, _ in others)]
+    if any(len(name.numbers) != len(names[0].numbers) for name in row):
+        return False
     values = sorted(name.numbers[at] for name in row)
     fixed = {(*name.numbers[:at], *name.numbers[at + 1 :]) for name in row}
     return len(fixed) == 1 and values in (list(range(len(row))), list(range(1, len(row) + 1)))

@@ -115,8 +115,8 @@ class Alignment:
 Settle = Callable[[list[Node], list[Node]], list[tuple[Node, Node]]]
 _KINDS: tuple[tuple[str, Callable[[Node], Any]], ...] = (
     ("content", lambda node: node.content),
-    ("mass", lambda node: node.mass if node.shape is None else None),
-    ("turned", lambda node: node.turned if node.shape is None else None),
+    ("mass", lambda node: node.mass if len(node.tensors) > 1 else None),
+    ("turned", lambda node: node.turned if len(node.tensors) > 1 else None),
 )
 
 
@@ -152,12 +152,17 @@ def align(sources: Iterable[Node], targets: Iterable[Node], settle: Settle) -> A
 
 
 def _open(nodes: list[Node], opened: set[int]) -> list[Node]:
+    """``nodes`` with the children of those ``opened`` in their place; a module around one other is opened with it, so
+    that what is opened together stays comparable."""
     result: list[Node] = []
     for node in nodes:
-        if id(node) in opened and node.shape is None:
-            result.extend(node.children.values())
-        else:
+        if id(node) not in opened or node.shape is not None:
             result.append(node)
+            continue
+        children = list(node.children.values())
+        while len(children) == 1 and children[0].shape is None:
+            children = list(children[0].children.values())
+        result.extend(children)
     return result
 
 
@@ -200,4 +205,4 @@ def _pair_lists(left: list[Node], right: list[Node], size: int) -> list[Group]:
 
 def _alike(first: Node, second: Node) -> bool:
     one, two = (Counter(squeeze(leaf.shape) for leaf in node.tensors) for node in (first, second))
-    return 2 * (one & two).total() >= min(one.total(), two.total())
+    return 4 * (one & two).total() >= 3 * max(one.total(), two.total())

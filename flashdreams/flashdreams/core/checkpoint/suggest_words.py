@@ -47,9 +47,12 @@ _CONCEPTS = {word: concept.split() for concept, words in _VOCABULARY.items() for
 _PAIRS = {("feed", "forward"): ["ffn"], ("layer", "norm"): ["norm"], ("ada", "ln"): ["mod"]}
 
 NOISE = frozenset(
-    ("to", "proj", "lin", "layer", "layers", "module", "weight", "w", "fn", "the", "of", "wrapped", "conv")
+    ("to", "proj", "lin", "layer", "layers", "module", "weight", "w", "fn", "the", "of", "wrapped", "conv", "fc")
 )
 """Words that say how a thing is built, not which one it is."""
+
+GENERAL = frozenset(("emb", "in", "net", "block", "blocks", "inner", "base"))
+"""Words that many things have in their names: two that share no other are not the same for it."""
 
 PLACES = frozenset(("pre", "post", "before", "after", "res"))
 """Words that put a thing beside another one: ``post_attention_norm`` is not the norm of the attention."""
@@ -72,6 +75,9 @@ SEQUENCES = (
     ("first", "second", "third"),
 )
 """What comes before what in every network: numbers on the other side count these off."""
+
+ORDERED = frozenset(word for chain in SEQUENCES for word in chain)
+"""The words of :data:`SEQUENCES`."""
 
 
 @dataclass(frozen=True)
