@@ -72,12 +72,14 @@ class Rollout(Iterator[Chunk]):
         return self._cache
 
     def __next__(self) -> Chunk:
-        self.flush()
-        if self._cache is None or (self.num_chunk is not None and self._cache.autoregressive_index >= self.num_chunk):
-            self.close()
+        cache = self._cache
+        made = 0 if cache is None else cache.autoregressive_index + bool(cache.pending)
+        if cache is None or (self.num_chunk is not None and made >= self.num_chunk):
+            self.close()  # nothing follows, so that the last chunk need not be committed
             raise StopIteration
+        self.flush()
         try:
-            return self._generate(self._cache)
+            return self._generate(cache)
         except StopIteration as error:  # would end the loop as if all were well
             raise RuntimeError("a module raised StopIteration while it made a chunk") from error
 

@@ -186,7 +186,6 @@ class Runner:
                     sheet.add(frames)
                 bar.update()
                 bar.set_postfix_str(f"{metrics.fps:.1f} FPS, first frame {metrics.first_frame:.2f} s", refresh=False)
-            rollout.flush()
 
     def _finish(
         self, plan: Plan, metrics: RunMetrics, pipeline: Any, sheet: FrameSample | None, interrupted: bool
