@@ -61,7 +61,7 @@ def test_base_network_config_has_only_fields_known_here() -> None:
     """A new field upstream needs a decision here: is its default right for these weights?"""
     known = {
         "dim", "ffn_dim", "num_heads", "num_layers", "in_dim", "out_dim", "text_dim", "text_len", "freq_dim",
-        "patch_size", "eps", "rope_theta", "attention",
+        "patch_size", "eps", "rope_theta", "attention", "image_dim", "image_tokens", "image_positions",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(WanNetworkConfig)} == known
     assert {f.name for f in dataclasses.fields(TinyWorldNetworkConfig)} == known | {"action_dim"}
@@ -71,7 +71,8 @@ def test_base_transformer_config_has_only_fields_known_here() -> None:
     known = {
         "dtype", "checkpoint_path", "state_dict_transform", "transforms", "allow_missing", "network", "len_t",
         "first_len_t", "window_size_t", "sink_size_t", "rope", "context_noise", "guidance_scale", "cfg",
-        "negative_prompt", "trained_frames",
+        "negative_prompt", "trained_frames", "stamp_image_latent", "concat_image_mask_to_latent", "takes_last_image",
+        "prompt_policy", "recache_sink",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(WanTransformerConfig)} == known
 
