@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flashdreams.config import derive_config
 from flashdreams.infra.config import ExpertConfig
@@ -64,22 +64,33 @@ def test_experts_that_stay_are_never_moved():
     assert not model.experts[0].visits
 
 
-def test_swapping_changes_no_number():
-    rollouts = []
-    for swap in (False, True):
-        torch.manual_seed(0)
-        config = derive_config(
-            PIPELINE_TEMPLATE,
-            diffusion_model=derive_config(
-                PIPELINE_TEMPLATE.diffusion_model,
-                high_noise=(ExpertConfig(sigma_low=0.9, transformer=PIPELINE_TEMPLATE.diffusion_model.transformer),),
-                swap_experts=swap,
-            ),
-        )
-        rollouts.append(config.setup().rollout("a", num_chunk=2))
-    first, second = ([chunk.latent for chunk in rollout] for rollout in rollouts)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert isinstance(first[0], Tensor)
+def test_a_clip_asks_for_each_expert_in_turn_and_commits_without_them(monkeypatch):
+    """So that weights move once on the way from high to low noise, and not at all for a commit that has no context."""
+    low = derive_config(
+        PIPELINE_TEMPLATE.diffusion_model.transformer, window_size_t=None, sink_size_t=0, first_len_t=None
+    )
+    config = derive_config(
+        PIPELINE_TEMPLATE,
+        diffusion_model=derive_config(
+            PIPELINE_TEMPLATE.diffusion_model,
+            transformer=low,
+            high_noise=(ExpertConfig(sigma_low=0.9, transformer=low),),
+            scheduler={"num_steps": 5},
+            swap_experts=True,
+        ),
+    )
+    pipeline, asked = config.setup(), []
+    expert = pipeline.diffusion_model.expert
+    monkeypatch.setattr(pipeline.diffusion_model, "expert", lambda index: asked.append(index) or expert(index))
+    rollout = pipeline.rollout("a", num_frames=9)
+    assert asked == [1, 0], "for the text's keys; the expert of the first steps comes last and is in place"
+    asked.clear()
+    next(rollout)
+    high = sum(step.sigma >= 0.9 for step in pipeline.diffusion_model.scheduler.steps)
+    assert 0 < high < 5 and asked == [0] * high + [1] * (5 - high)
+    asked.clear()
+    rollout.flush()
+    assert asked == []
 
 
 def test_a_number_format_is_that_of_every_expert():

@@ -15,6 +15,7 @@ from PIL import Image
 from flashdreams.config import derive_config
 from flashdreams.core import notices
 from flashdreams.core.media.video import VideoWriter
+from flashdreams.infra.config import ExpertConfig
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.framing import frame_run
 from flashdreams.infra.images import from_uint8
@@ -76,11 +77,19 @@ def test_the_shape_of_an_image_decides_the_size_where_the_model_is_made_so(wide)
         ({}, {"image": "wide", "last_image": "wide"}, "takes no last image"),
         ({}, {"image": "wide", "video": "wide"}, "give one of them"),
         ({"stamp_image_latent": True}, {"video": "wide"}, "cannot go on from a clip"),
+        ({"window_size_t": None, "sink_size_t": 0}, {"image": "wide"}, "from text alone"),
+        ({"window_size_t": None, "sink_size_t": 0}, {"video": "wide"}, "from text alone"),
     ],
 )
 def test_images_that_a_model_does_not_take_are_named(transformer, flags, message, wide):
     with pytest.raises(UserError, match=message):
         frame(runner(transformer, **dict.fromkeys(flags, wide)))
+
+
+def test_a_decoder_that_does_not_encode_takes_no_image_in(wide, monkeypatch):
+    monkeypatch.setattr(type(PIPELINE_TEMPLATE.decoder), "_target", "flashdreams.infra.decoder:StreamingDecoder")
+    with pytest.raises(UserError, match="its decoder does not encode"):
+        frame(runner(image=wide))
 
 
 def write_clip(path: Path, frames: int) -> np.ndarray:
@@ -168,3 +177,21 @@ def test_one_pixel_is_an_image_too():
     concat = {"window_size_t": None, "sink_size_t": 0, "concat_image_mask_to_latent": True}
     framing = frame(runner(concat, {"image_size": "area", "height": 480, "width": 832}, image=image))
     assert (framing.height, framing.width) == (624, 624)
+
+
+def test_two_transformers_take_two_checkpoints_that_of_low_noise_first():
+    model = PIPELINE_TEMPLATE.diffusion_model
+    experts = replace(model, high_noise=(ExpertConfig(sigma_low=0.5, transformer=model.transformer),))
+    config = runner(None, {"diffusion_model": experts}, prompt="a", guidance_scale=1.0, dtype="bfloat16")
+
+    def paths(ckpt_path):
+        made = Runner(replace(config, ckpt_path=ckpt_path))._pipeline_config().diffusion_model
+        both = made.transformer, made.high_noise[0].transformer
+        assert {(t.dtype, t.guidance_scale) for t in both} == {("bfloat16", 1.0)}
+        return [t.checkpoint_path for t in both]
+
+    assert paths("low.pt,high.pt") == ["low.pt", "high.pt"]
+    assert paths("random:3") == ["random:3"] * 2
+    assert paths(None) == [model.transformer.checkpoint_path] * 2
+    with pytest.raises(UserError, match="has 2 transformers, and --ckpt-path names 1"):
+        paths("one.pt")

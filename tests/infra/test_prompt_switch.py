@@ -116,3 +116,18 @@ def test_a_batch_takes_a_prompt_for_each_sample(switched):
         rollout.set_prompt("c", policy="forget")
     rollout.set_prompt(["c", "d"], policy="recache")
     assert make(rollout, 1).shape[0] == 2
+
+
+def test_a_reset_that_the_model_refuses_changes_nothing(switched, monkeypatch):
+    rollout, same = switched.rollout("a"), switched.rollout("a")
+    make(rollout, 2), make(same, 2)
+
+    def refuse(layout, conditions):
+        raise ValueError("no image was given")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switched.diffusion_model, "initialize_cache", refuse)
+        with pytest.raises(ValueError, match="no image"):
+            rollout.set_prompt("b", policy="reset")
+    assert torch.equal(make(rollout, 2), make(same, 2))
+    assert rollout.cache.conditions.to_dict().keys() == same.cache.conditions.to_dict().keys()

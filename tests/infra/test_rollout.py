@@ -181,6 +181,22 @@ def test_recent_chunks_are_those_with_a_frame_in_sink_or_window(pipeline):
     assert all(torch.equal(latent, chunks[(first + 1) // 2]) for first, (latent, _) in recent.items())
 
 
+def test_what_is_given_is_for_one_sample_or_for_each(pipeline):
+    given = torch.randn(2, 3, 1, 4, 6)
+    with pytest.raises(ValueError, match="initial_latents is given for 2 samples; this rollout has 3"):
+        pipeline.rollout(["a", "b", "c"], initial_latents=given)
+    assert torch.equal(next(pipeline.rollout(["a", "b"], initial_latents=given)).latent, given)
+    one = next(pipeline.rollout(["a", "b"], initial_latents=given[:1])).latent
+    assert torch.equal(one, given[:1].expand(2, -1, -1, -1, -1))
+
+
+@pytest.mark.parametrize(("frames", "chunks"), [(1, 1), (2, 2), (9, 2), (10, 3), (17, 3)])
+def test_a_length_in_frames_is_rounded_up_to_whole_chunks(pipeline, frames, chunks):
+    """Chunks of 1, 2, 2, ... latent frames: 1, 9, 17, ... pixel frames in all."""
+    assert pipeline.rollout("a", num_frames=frames).num_chunk == chunks
+    assert pipeline.rollout("a", num_frames=10**9).num_chunk == 125_000_001, "found without counting up to it"
+
+
 def test_misuse_is_named(pipeline):
     rollout = pipeline.rollout("a", num_chunk=2)
     rollout.close()

@@ -54,7 +54,7 @@ def resolve_length(
     frames = math.ceil(Fraction(str(value)) * fps) if name == "duration" else int(value)
     if frames > MAX_FRAMES:
         raise ValueError(f"{name} is {value}, which makes more than {MAX_FRAMES} frames; give a shorter length")
-    chunks = _chunks_for(frames, frames_until)
+    chunks = chunks_for(frames, frames_until)
     made = frames_until(chunks)
     if made != frames:
         asked = f"{name} {value}" if name == "num_frames" else f"{name} {value} s = {_count(frames, 'frame')}"
@@ -62,7 +62,7 @@ def resolve_length(
     return chunks
 
 
-def _chunks_for(frames: int, frames_until: Callable[[int], int]) -> int:
+def chunks_for(frames: int, frames_until: Callable[[int], int]) -> int:
     """Smallest n with ``frames_until(n) >= frames``, by doubling and bisection."""
     high = 1
     while frames_until(high) < frames:

@@ -78,12 +78,12 @@ class DiffusionModel(nn.Module):
         for i, expert_cache in enumerate(cache.experts):
             self.expert(i).recommit(chunks, timestep, expert_cache)
 
-    def reset(self, cache: PipelineCache) -> None:
-        """Begin an empty context at the next chunk."""
+    def reset(self, cache: PipelineCache, conditions: Any) -> None:
+        """Begin an empty context at the next chunk, under other conditions."""
         self.loras.use(cache.loras)
+        cache.experts = self.initialize_cache(cache.layout, conditions)  # may refuse; nothing has changed by then
+        cache.conditions, cache.recent = conditions, self.recent()
         cache.origin = cache.layout.plan.frames_until(cache.autoregressive_index)
-        cache.experts = self.initialize_cache(cache.layout, cache.conditions)
-        cache.recent = self.recent()
 
     def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
         """Clean latent ``[B, C, T, H, W]`` of the next chunk, left pending until :meth:`finalize`.

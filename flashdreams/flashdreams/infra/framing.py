@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdreams.config import import_object
 from flashdreams.core.lengths import resolve_length
 from flashdreams.core.media.clip import read_clip
 from flashdreams.core.media.image import read_image
 from flashdreams.core.notices import say_once
 from flashdreams.core.sizes import area_size, cells_size, snap_size
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
+from flashdreams.infra.decoder import VideoCodec
 from flashdreams.infra.errors import UserError
 
 
@@ -109,9 +111,15 @@ def _check_given(config: RunnerConfig, pipeline: PipelineConfig) -> None:
         raise UserError(f"{slug} makes what happens between two images; give the last one too (--last-image FILE)")
     if config.last_image is not None and not transformer.takes_last_image:
         raise UserError(f"{slug} takes no last image; leave --last-image out, or use a first-last-frame model")
+    if config.image is None and config.video is None:
+        return
+    if pipeline.image_use == "context" and transformer.bidirectional:
+        raise UserError(f"{slug} makes a video from text alone; leave --image and --video out, or use another model")
+    if pipeline.decoder is None or not issubclass(import_object(pipeline.decoder._target), VideoCodec):
+        raise UserError(f"{slug} can take no image and no clip: its decoder does not encode")
     if config.video is None:
         return
     if config.image is not None:
         raise UserError("--image and --video both say how the video begins; give one of them")
-    if pipeline.image_use != "context" or transformer.bidirectional:
+    if pipeline.image_use != "context":
         raise UserError(f"{slug} cannot go on from a clip; give its last frame as --image, or use a streaming model")

@@ -114,7 +114,7 @@ class StreamInferencePipeline(nn.Module):
             conditions = self.diffusion_model.transformer.conditions_type.from_dict(encoded)
         batch = next(iter(conditions.to_dict().values())).shape[0]
         if slots:
-            alike = {name: slot.expand(batch, *slot.shape[1:]).to(self.device) for name, slot in slots.items()}
+            alike = {name: _for_all(slot, batch, name).to(self.device) for name, slot in slots.items()}
             conditions = type(conditions).from_dict(conditions.to_dict() | alike)
         compression = self.decoder.spatial_compression if self.decoder else 1
         given = 0 if initial_latents is None else initial_latents.shape[2]
@@ -126,7 +126,7 @@ class StreamInferencePipeline(nn.Module):
             self.config.plan(given, latent_frames),
         )
         if initial_latents is not None:
-            initial_latents = initial_latents.expand(max(batch, len(initial_latents)), -1, -1, -1, -1)
+            initial_latents = _for_all(initial_latents, batch, "initial_latents")
             expected = (batch, layout.channels, given, layout.height, layout.width)
             if tuple(initial_latents.shape) != expected:
                 raise ValueError(f"initial_latents are {list(initial_latents.shape)}; expected {list(expected)}")
@@ -218,3 +218,10 @@ class StreamInferencePipeline(nn.Module):
         from flashdreams.infra.snapshot import resume
 
         return resume(self, path, num_chunk=num_chunk, control=control)
+
+
+def _for_all(value: Tensor, batch: int, name: str) -> Tensor:
+    """``value`` ``[B, ...]``, or that of one sample for all of them."""
+    if len(value) not in (1, batch):
+        raise ValueError(f"{name} is given for {len(value)} samples; this rollout has {batch} (or give one for all)")
+    return value.expand(batch, *value.shape[1:])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from flashdreams.core.lengths import chunks_for
 from flashdreams.infra.cache import PipelineCache
 from flashdreams.infra.images import from_uint8, given_frames
 
@@ -137,8 +137,7 @@ class Rollout(Iterator[Chunk]):
         conditions = type(old).from_dict(fresh if policy == "reset" else old.to_dict() | fresh)
         with torch.no_grad():
             if policy == "reset":
-                self.cache.conditions = conditions
-                model.reset(self.cache)
+                model.reset(self.cache, conditions)
                 return
             model.set_conditions(self.cache, conditions)
             if policy == "recache":
@@ -272,10 +271,13 @@ def start_rollout(
         if initial_latents is not None or config.image_use != "context":
             raise ValueError(f"a clip is the context to begin with; {config.name} takes an image or has one")
         initial_latents = pipeline.encode_video(from_uint8(torch.as_tensor(clip)).transpose(0, 1)[None])
+    if initial_latents is not None and transformer.bidirectional:
+        raise ValueError(f"{config.name} makes a whole clip from text alone; it takes no image and no clip")
     cache = pipeline.initialize_cache(
         prompts, conditions=conditions, initial_latents=initial_latents, height=height, width=width, slots=slots,
         latent_frames=length if transformer.bidirectional else None, **options,
     )  # fmt: skip
     if num_frames is not None and not transformer.bidirectional:
-        num_chunk = next(n for n in count(1) if config.frames_of(cache.layout.plan.frames_until(n)) >= num_frames)
+        plan = cache.layout.plan
+        num_chunk = chunks_for(num_frames, lambda chunks: config.frames_of(plan.frames_until(chunks)))
     return Rollout(pipeline, cache, batched=batched, num_chunk=num_chunk, control=control)

@@ -251,7 +251,6 @@ class Runner:
             own = base.diffusion_model.transformer
             declared = dict.fromkeys(filter(None, (own.state_dict_transform, *own.transforms)))
             changes |= {
-                "checkpoint_path": config.ckpt_path,
                 "state_dict_transform": config.ckpt_transform,
                 "transforms": tuple(declared),
             }
@@ -263,29 +262,30 @@ class Runner:
         scheduler: Any = {} if config.num_steps is None else {"num_steps": config.num_steps}
         if config.solver is not None:
             scheduler = derive_config(with_solver(base.diffusion_model.scheduler, config.solver), **scheduler)
-        experts = tuple(derive_config(expert, transformer=changes) for expert in base.diffusion_model.high_noise)
-        if experts and config.ckpt_path is not None:
-            experts, changes = self._expert_checkpoints(base, changes)
+        low, *high = self._checkpoints_of_experts(base)
+        experts = tuple(
+            derive_config(expert, transformer=changes | path)
+            for expert, path in zip(base.diffusion_model.high_noise, high, strict=True)
+        )
         pipeline = derive_config(
-            base, diffusion_model={"transformer": changes, "scheduler": scheduler, "high_noise": experts}
+            base, diffusion_model={"transformer": changes | low, "scheduler": scheduler, "high_noise": experts}
         )
         pipeline.validate_tree()
         return pipeline
 
-    def _expert_checkpoints(self, base: PipelineConfig, changes: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Of a model with several transformers: as many checkpoints, separated by commas, that of low noise first."""
-        experts, path = base.diffusion_model.high_noise, changes["checkpoint_path"]
-        parts = path.split(",") if not isinstance(parse_source(path), RandomSource) else [path] * (len(experts) + 1)
-        if len(parts) != len(experts) + 1:
+    def _checkpoints_of_experts(self, base: PipelineConfig) -> list[dict[str, str]]:
+        """What --ckpt-path says of each transformer: as many, separated by commas, that of the lowest noise first."""
+        count, path = 1 + len(base.diffusion_model.high_noise), self.config.ckpt_path
+        if path is None:
+            return [{}] * count
+        single = count == 1 or isinstance(parse_source(path), RandomSource)
+        parts = [path] * count if single else path.split(",")
+        if len(parts) != count:
             raise UserError(
-                f"{self.config.runner_name} has {len(experts) + 1} transformers, and --ckpt-path names {len(parts)}; "
+                f"{self.config.runner_name} has {count} transformers, and --ckpt-path names {len(parts)}; "
                 "give as many, separated by commas, that of the lowest noise first"
             )
-        high = [
-            derive_config(expert, transformer=changes | {"checkpoint_path": part})
-            for expert, part in zip(experts, parts[1:], strict=True)
-        ]
-        return tuple(high), changes | {"checkpoint_path": parts[0]}
+        return [{"checkpoint_path": part} for part in parts]
 
 
 def _checkpoints(config: Any) -> list[str]:
