@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,16 @@ def check_clone(repo: Path, commit: str) -> str:
 
 
 @contextmanager
-def recorded(name: str) -> Iterator[list[Tensor]]:
-    """A list of what ``torch.<name>`` returns inside, in order, on the CPU."""
+def recorded(name: str, *, seeded: bool = False) -> Iterator[list[Tensor]]:
+    """A list of what ``torch.<name>`` returns inside, in order, on the CPU; with ``seeded``, of what it returns to
+    callers with a generator of their own."""
     drawn: list[Tensor] = []
     function = getattr(torch, name)
 
     def recording(*args: Any, **options: Any) -> Tensor:
         noise = function(*args, **options)
-        drawn.append(noise.detach().float().cpu())
+        if not seeded or options.get("generator") is not None:
+            drawn.append(noise.detach().float().cpu())
         return noise
 
     setattr(torch, name, recording)
@@ -49,6 +52,20 @@ def recorded(name: str) -> Iterator[list[Tensor]]:
         yield drawn
     finally:
         setattr(torch, name, function)
+
+
+def with_local_files(config: Any, folder: Path) -> Any:
+    """``config`` with each ``hf://org/repo/file`` of its tree taken from ``folder/file``."""
+    changes = {}
+    for name in (field.name for field in fields(config)):
+        value = getattr(config, name)
+        if is_dataclass(value):
+            changes[name] = with_local_files(value, folder)
+        elif isinstance(value, tuple) and any(is_dataclass(item) for item in value):
+            changes[name] = tuple(with_local_files(item, folder) for item in value)
+        elif name == "checkpoint_path" and value is not None and value.startswith("hf://"):
+            changes[name] = str(folder.joinpath(*value.removeprefix("hf://").split("/")[2:]))
+    return replace(config, **changes)
 
 
 def merged_lora(base: Mapping[str, Tensor], lora: Mapping[str, Tensor]) -> dict[str, Tensor]:

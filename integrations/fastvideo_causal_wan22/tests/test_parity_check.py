@@ -24,14 +24,6 @@ def script():
     return module
 
 
-def test_the_comparison_of_made_up_frames(script) -> None:
-    frames = torch.randint(0, 200, (2, 4, 6, 3), dtype=torch.uint8)
-    report = script.parity.compare(frames, frames + 51)
-    assert report["mean"] == pytest.approx(0.2)
-    assert script.parity.verdict(report, script.parity.THRESHOLD) == 1
-    assert script.parity.verdict(script.parity.compare(frames, frames), 0) == 0
-
-
 def test_start_noise_and_draws_are_told_apart_in_either_order_of_axes(script) -> None:
     start = torch.randn(1, 16, 9, 4, 6)
     draws = [torch.randn(1, 3, 16, 4, 6) for _ in range(2)]
