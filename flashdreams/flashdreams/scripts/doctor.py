@@ -15,9 +15,9 @@ from flashdreams.infra.errors import UserError
 from flashdreams.plugins import API_VERSION
 from flashdreams.plugins.compatibility import declared_api
 from flashdreams.plugins.guard import without_torch
-from flashdreams.plugins.registry import PluginError, PluginWarning, discover_runners
+from flashdreams.plugins.registry import PluginError, PluginWarning, discover_postprocessors, discover_runners
 from flashdreams.scripts.console import columns
-from flashdreams.scripts.doctor_machine import attention, caches, devices, versions
+from flashdreams.scripts.doctor_machine import attention, block_sparse, caches, devices, versions
 
 USAGE = "usage: flashdreams doctor\n\nChecks this machine. Exit code 1, and advice on each problem, if there is one."
 
@@ -66,8 +66,8 @@ def _name(finding: Finding) -> str:
 
 
 def plugins() -> Iterator[tuple[str, ...]]:
-    """Every runner, where it comes from, and the API it was made for. Before torch is imported."""
-    for entry in discover_runners().values():
+    """Every runner and post-processor, where it comes from, and the API it was made for. Before torch is imported."""
+    for entry in (*discover_runners().values(), *discover_postprocessors().values()):
         module = entry.reference.partition(":")[0]
         with without_torch() as guard, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", PluginWarning)
@@ -127,6 +127,7 @@ SECTIONS: dict[str, Callable[[], Iterator[tuple[str, ...]]]] = {
     "Versions": versions,
     "Devices": devices,
     "Attention": attention,
+    "Block-sparse attention": block_sparse,
     "Caches": caches,
     "Video": encoder,
 }

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flashdreams._version import __version__
 from flashdreams.core.caches import VARIABLE, is_writable
@@ -90,13 +91,8 @@ def attention() -> Iterator[tuple[str, ...]]:
 
     from flashdreams.core.attention import BACKENDS, self_test
 
-    places = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
-    if torch.cuda.is_available():
-        places += [("cuda", torch.float32), ("cuda", torch.bfloat16)]
-    if torch.backends.mps.is_available():
-        places.append(("mps", torch.float32))
     for backend in BACKENDS:
-        for device, dtype in places:
+        for device, dtype in _places():
             if backend == "flash_attn" and (device, dtype) != ("cuda", torch.bfloat16):
                 continue
             name = f"{backend}, {device}, {str(dtype).removeprefix('torch.')}"
@@ -106,6 +102,45 @@ def attention() -> Iterator[tuple[str, ...]]:
                 what = " ".join(str(error).split())[:200]
                 other = "sdpa" if backend != "sdpa" else "reference"
                 yield name, what, f"use another backend (network.attention={other}), and update PyTorch or the package"
+
+
+def block_sparse() -> Iterator[tuple[str, ...]]:
+    """Every block-sparse backend, likewise; of one that works nowhere here, what it lacks."""
+    from flashdreams.core.attention import BLOCK_SPARSE_BACKENDS, block_sparse_self_test
+    from flashdreams.core.attention.block_sparse_choice import Use, choose, lacks
+
+    for backend in BLOCK_SPARSE_BACKENDS:
+        if backend == "flex_eager":  # nobody is given it who does not ask for it
+            continue
+        works, needed = [], ""
+        for device, dtype in _places():
+            needed = lacks(backend, Use(device, dtype, head_dim=64))
+            if not needed and (backend, device) != ("flex", "cpu"):
+                works.append((device, dtype))
+        if not works:
+            yield backend, f"needs {needed}" if needed else "not tried: it is not used on a CPU"
+        for device, dtype in works:
+            name = f"{backend}, {device}, {str(dtype).removeprefix('torch.')}"
+            try:
+                yield name, f"right, error {block_sparse_self_test(backend, device, dtype):.1e}"
+            except Exception as error:  # a compiler or a foreign kernel may fail in any way
+                what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                yield name, what, "update PyTorch or the package; until then models with sparse attention may fail here"
+    for device, dtype in _places():
+        chosen, _ = choose(Use(device, dtype))
+        yield f"chosen, {device}, {str(dtype).removeprefix('torch.')}", chosen
+
+
+def _places() -> list[tuple[str, Any]]:
+    """Kinds of devices there are here, with the precisions that attention is tried in."""
+    import torch
+
+    places = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
+    if torch.cuda.is_available():
+        places += [("cuda", torch.float32), ("cuda", torch.bfloat16)]
+    if torch.backends.mps.is_available():
+        places.append(("mps", torch.float32))
+    return places
 
 
 def caches() -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""One ``attention()`` with named backends."""
+"""One ``attention()`` with named backends, and one ``block_sparse_attention()``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 
 from flashdreams.core.attention.backends import BACKENDS, self_test
+from flashdreams.core.attention.block_sparse import block_sparse_attention, block_sparse_self_test
+from flashdreams.core.attention.block_sparse_backends import BLOCK_SPARSE_BACKENDS
 
-__all__ = ["BACKENDS", "attention", "check_backend", "self_test"]
+__all__ = [
+    "BACKENDS",
+    "BLOCK_SPARSE_BACKENDS",
+    "attention",
+    "block_sparse_attention",
+    "block_sparse_self_test",
+    "check_backend",
+    "self_test",
+]
 
 
 def attention(

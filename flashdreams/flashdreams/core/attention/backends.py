@@ -42,6 +42,11 @@ if importlib.util.find_spec("flash_attn") is not None:
     BACKENDS["flash_attn"] = flash_attn
 
 
+def error_limit(dtype: torch.dtype) -> float:
+    """Absolute error that a self-test allows, on inputs from a standard normal distribution."""
+    return 3e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-5
+
+
 def self_test(name: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> float:
     """Largest absolute error of a backend against the float64 reference on a small odd-sized case.
 
@@ -54,7 +59,7 @@ def self_test(name: str, device: torch.device | str = "cpu", dtype: torch.dtype 
     want = reference(q, k, v, None, 1 / math.sqrt(64))
     got = BACKENDS[name](*(x.to(device, dtype) for x in (q, k, v)), None, 1 / math.sqrt(64))
     error = (got.double().cpu() - want).abs().max().item()
-    limit = 3e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-5
+    limit = error_limit(dtype)
     if not error <= limit:
         raise RuntimeError(
             f"attention backend {name!r} is wrong on {device} in {dtype}: error {error:.1e}, limit {limit:.0e}; "
