@@ -42,7 +42,7 @@ def test_flashdreams_list_says_the_same_also_as_json(many, elsewhere, tools):
     table, data = elsewhere("list", program=tools), elsewhere("list", "--json", program=tools)
     assert table.code == data.code == 0
     assert table.err.endswith("imported:\n") and data.err.endswith("imported:\n")
-    listed = {runner["slug"]: runner for runner in json.loads(data.out)}
+    listed = {runner["slug"]: runner for runner in json.loads(data.out)["runners"]}
     assert {*many, "heavy", "tiny-world"} <= listed.keys() and "broken" not in listed
     assert all(slug in table.out for slug in listed)
     assert listed["fake1"] == {
@@ -52,6 +52,29 @@ def test_flashdreams_list_says_the_same_also_as_json(many, elsewhere, tools):
         "source": "plugin-fake1 1.0",
     }
     assert listed["heavy"]["description"] == ""
+
+
+def test_post_processors_have_a_section_of_their_own(plugins, elsewhere, tools, monkeypatch):
+    (plugins.folder / "doublers.py").write_text(
+        "from flashdreams.infra.postprocess import PostprocessorConfig\n"
+        "TWICE = PostprocessorConfig(name='twice', description='Everything twice.')\n"
+    )
+    monkeypatch.setenv("FLASHDREAMS_POSTPROCESSORS", "twice=doublers:TWICE,broken=no_such_module:X")
+    table, data = elsewhere("list", program=tools), elsewhere("list", "--json", program=tools)
+    runners, postprocessors = table.out.split("\nPost-processors, for --postprocess NAME:\n")
+    assert re.search(r"^  twice +Everything twice\.$", postprocessors, re.MULTILINE)
+    assert re.search("^  fake +The fake", runners, re.MULTILINE) and "fake" not in postprocessors
+    warning = "warning: plugin 'broken' (no_such_module:X) cannot be used: ModuleNotFoundError: No module named"
+    assert table.err.count(warning) == data.err.count(warning) == 1
+    assert table.err.endswith("imported:\n") and data.err.endswith("imported:\n")
+    listed = {each["slug"]: each for each in json.loads(data.out)["postprocessors"]}
+    assert "broken" not in listed
+    assert listed["twice"] == {
+        "slug": "twice",
+        "description": "Everything twice.",
+        "config": "doublers:TWICE",
+        "source": "FLASHDREAMS_POSTPROCESSORS",
+    }
 
 
 def test_the_help_of_a_runner_imports_no_other_plugin(many, elsewhere):

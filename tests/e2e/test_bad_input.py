@@ -64,7 +64,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--ckpt-transform", "a:b"], "--ckpt-path"),
         (["--image", "/nonexistent.png"], "/nonexistent.png"),
         (["--image", "/"], "not a file"),
-        (["--control", "up, down"], "up, down"),
+        (["--control", "up, down"], "'up'"),
         (["--unknown-flag", "1"], "--unknown-flag"),
         (["--numchunk", "3"], "--num-chunk"),
     ],

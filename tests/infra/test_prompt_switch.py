@@ -131,3 +131,17 @@ def test_a_reset_that_the_model_refuses_changes_nothing(switched, monkeypatch):
             rollout.set_prompt("b", policy="reset")
     assert torch.equal(make(rollout, 2), make(same, 2))
     assert rollout.cache.conditions.to_dict().keys() == same.cache.conditions.to_dict().keys()
+
+
+def test_a_model_that_cannot_make_its_context_anew_keeps_no_chunks_and_says_so(pipeline, monkeypatch):
+    monkeypatch.setattr(type(pipeline.diffusion_model.transformer), "can_recommit", False)
+    rollout = pipeline.rollout("a", num_chunk=3)
+    next(rollout)
+    rollout.flush()
+    assert not rollout.cache.recent
+    before = rollout.cache.conditions
+    with pytest.raises(ValueError, match="cannot make its context anew; use policy keep or reset"):
+        rollout.set_prompt("b", policy="recache")
+    assert rollout.cache.conditions is before
+    rollout.set_prompt("b", policy="keep")
+    next(rollout)

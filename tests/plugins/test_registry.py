@@ -18,7 +18,9 @@ from flashdreams.plugins.registry import (
     ENV_VAR,
     PluginError,
     PluginWarning,
+    discover_postprocessors,
     discover_runners,
+    get_postprocessor,
     get_runner,
 )
 
@@ -41,6 +43,7 @@ class Site:
         self.patch.syspath_prepend(str(folder))
         self.patch.setattr(importlib.metadata, "distributions", self._distributions)
         self.patch.delenv(ENV_VAR, raising=False)
+        self.patch.delenv("FLASHDREAMS_POSTPROCESSORS", raising=False)
 
     def _distributions(self) -> list[importlib.metadata.Distribution]:
         return [importlib.metadata.PathDistribution(path) for path in sorted(self.folder.glob("*.dist-info"))]
@@ -164,6 +167,43 @@ def test_a_duplicate_is_not_mentioned_when_another_runner_is_asked_for(site: Sit
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         get_runner("b")
+
+
+class TestPostprocessors:
+    """Found like runners, in a group and by a variable of their own."""
+
+    body = """
+from flashdreams.infra.postprocess import PostprocessorConfig
+ALL = {name: PostprocessorConfig(name=name, description=f"this is {name}") for name in ("x2", "x4")}
+ONE = PostprocessorConfig(name="x3", description="this is x3")
+"""
+
+    def test_of_both_sources(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        site.module("plug_p", self.body)
+        site.module("plug_a", "R = runner('a')")
+        points = "[flashdreams.postprocessors]\nx2 = plug_p:ALL\nx4 = plug_p:ALL\n"
+        site.distribution("dist-p", f"{points}[{ENTRY_POINT_GROUP}]\na = plug_a:R\n")
+        monkeypatch.setenv("FLASHDREAMS_POSTPROCESSORS", "x3=plug_p:ONE")
+        found = discover_postprocessors()
+        assert list(found) == ["x2", "x3", "x4"] and "plug_p" not in sys.modules
+        assert list(discover_runners()) == ["a"]
+        assert get_postprocessor("x4").description == found["x4"].description() == "this is x4"
+        assert get_postprocessor("x3").name == "x3"
+
+    def test_an_unknown_one_names_the_nearest(self, site: Site) -> None:
+        site.distribution("dist-p", "[flashdreams.postprocessors]\nupscale-x2 = plug_p:ALL\n")
+        with pytest.raises(PluginError, match=r"no post-processor 'upscale-x4'; did you mean 'upscale-x2'\?"):
+            get_postprocessor("upscale-x4")
+
+    def test_one_kind_is_not_taken_for_the_other(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        site.module("plug_p", self.body)
+        site.environ("x3=plug_p:ONE")
+        with pytest.raises(PluginError, match="it is a PostprocessorConfig; expected a RunnerConfig"):
+            get_runner("x3")
+        site.module("plug_a", "R = runner('a')")
+        monkeypatch.setenv("FLASHDREAMS_POSTPROCESSORS", "a=plug_a:R")
+        with pytest.raises(PluginError, match="it is a RunnerConfig; expected a PostprocessorConfig"):
+            get_postprocessor("a")
 
 
 def test_an_unknown_slug_names_the_nearest(site: Site) -> None:

@@ -30,14 +30,16 @@ def main(slug: str, chunks: int, batches: list[int], device: str = "cuda") -> No
     runner, pipeline = get_runner(slug), load_pipeline(slug, device=device)
     whole = pipeline.config.diffusion_model.transformer.bidirectional
     conditions = pipeline.encode_prompts([runner.prompt])
+    grey = torch.full((pipeline.config.height, pipeline.config.width, 3), 128, dtype=torch.uint8)
+    given = {"image": grey} if pipeline.config.image_use == "concat" else {}
     for batch in batches:
         slots = {name: value.repeat(batch, 1, 1) for name, value in conditions.to_dict().items()}
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         if whole:
-            made = [next(pipeline.rollout(conditions=slots, seed=0)) for _ in range(2)]
+            made = [next(pipeline.rollout(conditions=slots, seed=0, **given)) for _ in range(2)]
         else:
-            made = list(pipeline.rollout(conditions=slots, num_chunk=chunks, seed=0))
+            made = list(pipeline.rollout(conditions=slots, num_chunk=chunks, seed=0, **given))
         mean, frames = steady(made), batch * made[-1].frames.shape[1]
         memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
         rate = frames / sum(mean.values())

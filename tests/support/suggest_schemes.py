@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gzip
+import itertools
 import json
 import random
 import re
@@ -117,11 +118,11 @@ def _right(model: list[Tensor], checkpoint: list[Tensor]) -> dict[str, set[Place
         parts = sorted({part for part in homes if part.partition("@")[0] == target.holds[0]})
         if len(target.holds) > 1 or parts and "@" in parts[0]:  # each part from a tensor that holds nothing else
             parts = list(target.holds) if len(target.holds) > 1 else parts
-            if any(tensor.holds == target.holds for part in parts for tensor in homes[part]):
-                tensor = next(tensor for part in parts for tensor in homes[part] if tensor.holds == target.holds)
+            whole = [tensor for tensor in homes[parts[0]] if tensor.holds == target.holds]
+            alone = [[tensor for tensor in homes[part] if tensor.holds == (part,)] for part in parts]
+            for tensor in whole:
                 right[target.key].add(((tensor.key,), None, tensor.turned))
-            elif all(len(homes[part]) == 1 and homes[part][0].holds == (part,) for part in parts):
-                tensors = [homes[part][0] for part in parts]
+            for tensors in itertools.product(*alone) if not whole else ():  # of a tied part, either copy is right
                 right[target.key].add((tuple(tensor.key for tensor in tensors), None, tensors[0].turned))
             continue
         for tensor in homes[target.holds[0]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from flashdreams.config import ConfigError, InstantiateConfig
+from flashdreams.core.controls import ControlSpec, read_controls
 from flashdreams.infra.layout import ChunkPlan
 
 if TYPE_CHECKING:
@@ -52,9 +53,25 @@ class ModuleConfig(InstantiateConfig[T]):
 class EncoderConfig(ModuleConfig[T]):
     """A one-shot or streaming encoder."""
 
-    def parse_controls(self, text: str) -> Sequence[Any]:
-        """A person's words for a run, as one control per pixel frame; ValueError says what is understood."""
-        raise ValueError(f"this model takes no controls, but got {text[:40]!r}")
+    lookahead: ClassVar[int] = 0
+    """Pixel frames after a chunk's own whose controls a streaming encoder reads with it."""
+
+    @property
+    def takes(self) -> ControlSpec:
+        """Which controls a streaming encoder understands."""
+        return ControlSpec()
+
+    def parse_controls(self, source: str, frames: int) -> Sequence[Any]:
+        """What a person gives for a run of ``frames`` pixel frames, as one control per frame.
+
+        Args:
+            source: words and keys, such as ``"w:24 w+d:8 none:16"``; or the path of a file of them, or of a recording
+                (:mod:`flashdreams.core.controls.recording`). Models that read files of their own add them here.
+
+        Raises:
+            ValueError: with what is not understood, and what would be.
+        """
+        return read_controls(source, self.takes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +142,8 @@ class TransformerConfig(ModuleConfig["Transformer"]):
     concat_image_mask_to_latent: bool = False
     """Given frames are further channels of the input: a mask of which are given, and the latents of a clip that is
     empty elsewhere (Wan I2V). With neither, given first frames are committed as context."""
+    max_given_frames: int = 1
+    """Latent frames that may stand in the sample (``stamp_image_latent``): 1 of a picture, more of a clip's end."""
     takes_last_image: bool = False
     """Whether the clip's last frame is given beside the first."""
     prompt_policy: Literal["keep", "recache", "reset"] = "keep"
@@ -145,6 +164,11 @@ class TransformerConfig(ModuleConfig["Transformer"]):
         return getattr(self.network, "text_len", None), getattr(self.network, "text_dim", None)
 
     @property
+    def takes_text(self) -> bool:
+        """Whether a prompt means anything to this model."""
+        return True
+
+    @property
     def bidirectional(self) -> bool:
         """Whether the whole clip is a single chunk, of any length."""
         return self.window_size_t is None
@@ -155,6 +179,8 @@ class TransformerConfig(ModuleConfig["Transformer"]):
         first = self.len_t if self.first_len_t is None else self.first_len_t
         if self.len_t < 1 or first < 1:
             raise ConfigError(f"len_t={self.len_t}, first_len_t={self.first_len_t}; both must be at least 1")
+        if self.max_given_frames < 1:
+            raise ConfigError(f"max_given_frames is {self.max_given_frames}; expected 1 or more")
         if self.sink_size_t < 0:
             raise ConfigError(f"sink_size_t is {self.sink_size_t}; expected 0 or more")
         if self.window_size_t is not None and self.window_size_t - self.sink_size_t < max(self.len_t, first):
@@ -300,9 +326,12 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     example_data: bool = False
     """Use pictures of the package where an image is needed."""
     control: str | None = None
-    """Live controls, in the model's own words, or a file of them."""
+    """Live controls, in words of the model or from a file. Such as "right:24 none:8", a file of that, or one that
+    --save-control wrote."""
+    save_control: Path | None = None
+    """Write the controls to a file (.jsonl), for --control."""
     output: Path | None = None
-    """The mp4 to write. outputs/<slug>.mp4 if not given; the run record goes beside it."""
+    """The mp4 to write. outputs/<slug>.mp4 if not given. The run record goes beside it, under the same name (.json)."""
     num_chunk: int | None = None
     """Length in chunks."""
     num_frames: int | None = None
@@ -338,12 +367,19 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     several experts takes SOURCE:WEIGHT:EXPERT, where 0 is the expert of the highest noise."""
     ckpt_transform: str | None = field(default=None, metadata={"names_code": True})
     """module:function that renames the keys of --ckpt-path."""
+    postprocess: tuple[str, ...] = ()
+    """Work on the frames before they are written, in order. Such as lanczos-x2; `flashdreams list` has the names. --fps
+    is the rate before it, --num-frames the length after it."""
     preview: bool = False
     """Also write a contact sheet (PNG) of the frames."""
     default_num_frames: int = 65
     """Length of a run that states none."""
     pipeline: PipelineConfig
     """The model itself."""
+
+    def control_source(self) -> str | None:
+        """What the pipeline's encoder makes controls of (``parse_controls``): --control, or a model's own flags."""
+        return self.control
 
     def validate(self) -> None:
         if self.runner_name != self.pipeline.name:

@@ -23,8 +23,12 @@ class StreamingDecoder(CheckpointModule):
         """State of one stream: a tree of dataclasses, dicts, lists, tensors and plain values."""
         raise NotImplementedError(type(self).__name__)
 
-    def decode(self, latent: Tensor, cache: Any) -> Tensor:
-        """Normalised latent ``[B, C, T, h, w]`` -> video ``[B, 3, frames, H, W]`` in [-1, 1]."""
+    def decode(self, latent: Tensor, cache: Any, input: Any = None) -> Tensor:
+        """Normalised latent ``[B, C, T, h, w]`` -> video ``[B, 3, frames, H, W]`` in [-1, 1].
+
+        Args:
+            input: the chunk's controls, from the streaming encoder, for decoders that are conditioned on them.
+        """
         raise NotImplementedError(type(self).__name__)
 
 

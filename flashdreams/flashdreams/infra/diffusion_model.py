@@ -56,7 +56,9 @@ class DiffusionModel(nn.Module):
         return last_first[::-1]  # so that the expert of the first steps is the one that is left on the device
 
     def recent(self) -> dict[str, RecentChunks]:
-        """Empty stores of recent chunks, by component."""
+        """Empty stores of recent chunks, by component; none for a model that has no use for them."""
+        if not self.transformer.can_recommit:
+            return {}
         config = self.config.transformer
         ring = None if config.window_size_t is None else config.window_size_t - config.sink_size_t
         return {VIDEO: RecentChunks(config.sink_size_t, ring)}
@@ -117,7 +119,8 @@ class DiffusionModel(nn.Module):
         for k, expert_cache in enumerate(cache.experts):
             expert: Any = self.experts[k] if bidirectional else self.expert(k)
             expert.commit(clean, timestep, expert_cache, input)
-        cache.recent[VIDEO].add(cache.layout.plan.span(i)[0] - cache.origin, clean, input)
+        for recent in cache.recent.values():
+            recent.add(cache.layout.plan.span(i)[0] - cache.origin, clean, input)
         cache.pending = {}
         cache.autoregressive_index = i + 1
 

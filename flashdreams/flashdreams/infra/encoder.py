@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from flashdreams.core.controls import Control
 from flashdreams.infra.config import EncoderConfig, TextEncoderConfig
+from flashdreams.infra.layout import Layout
 from flashdreams.infra.loading import CheckpointModule
 
 
@@ -42,15 +44,16 @@ class StreamingEncoder(CheckpointModule):
         super().__init__()
         self.config = config
 
-    def initialize_cache(self) -> Any:
-        """State of one stream; ``None`` if there is none."""
+    def initialize_cache(self, layout: Layout) -> Any:
+        """State of one stream of this size; ``None`` if there is none."""
         return None
 
-    def encode(self, controls: Sequence[Sequence[Any]], start: int, stop: int, cache: Any) -> Any:
+    def encode(self, controls: Sequence[Sequence[Control | None]], start: int, stop: int, cache: Any) -> Any:
         """The chunk's ``input``: a tensor, or a tree of tensors, with the batch on axis 0.
 
         Args:
-            controls: for each sample, one control per pixel frame of the chunk; ``None`` is "no control".
+            controls: for each sample, one control per pixel frame of the chunk and of the ``config.lookahead`` frames
+                after it, as ``config.takes.validate`` returned it; ``None`` is "no control".
             start, stop: latent frames of the chunk.
         """
         raise NotImplementedError(type(self).__name__)

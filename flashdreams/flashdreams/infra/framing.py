@@ -18,6 +18,7 @@ from flashdreams.core.sizes import area_size, cells_size, snap_size
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
 from flashdreams.infra.decoder import VideoCodec
 from flashdreams.infra.errors import UserError
+from flashdreams.infra.postprocess import UNCHANGED, ChainConfig
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,23 @@ class Framing:
     clip: Tensor | None = None
     sized_by_image: bool = False
     """Whether the size was made for the image, which then goes to the model as it is."""
+    from_video: bool = False
+    """Whether each frame is made from one of a video."""
 
     @property
     def begins_with_given(self) -> bool:
-        """Whether the first chunk shows an image or a clip of the person's."""
-        return self.image is not None or self.clip is not None
+        """Whether the first chunk shows an image or a video of the person's."""
+        return self.image is not None or self.clip is not None or self.from_video
 
 
-def frame_run(config: RunnerConfig, pipeline: PipelineConfig, fps: Fraction) -> Framing:
+def frame_run(
+    config: RunnerConfig, pipeline: PipelineConfig, fps: Fraction, postprocess: ChainConfig = UNCHANGED
+) -> Framing:
     """Read what is given and settle size and length.
+
+    Args:
+        fps: of what the model makes.
+        postprocess: what it goes through then; a length that is asked for is that of the file.
 
     Raises:
         UserError, ValueError, MediaError: with the value, what was expected and what to do.
@@ -56,34 +65,38 @@ def frame_run(config: RunnerConfig, pipeline: PipelineConfig, fps: Fraction) -> 
     image = None if config.image is None else torch.from_numpy(read_image(config.image).pixels)
     height, width = _size(config, pipeline, image)
     last_image = clip = None
-    own_size = pipeline.image_use == "concat" and config.height is None and config.width is None
+    own_size = pipeline.image_use == "concat" and pipeline.image_size != "fixed"
+    own_size = own_size and config.height is None and config.width is None
     if config.image is not None and not own_size:
         image = torch.from_numpy(read_image(config.image, height, width).pixels)
     if config.last_image is not None:
         last_image = torch.from_numpy(read_image(config.last_image, height, width).pixels)
+    stamped = pipeline.image_use == "stamp"
+    if config.video is not None and pipeline.decoder is not None:
+        most = transformer.max_given_frames if stamped else transformer.window_size_t or transformer.len_t
+        clip = torch.from_numpy(
+            read_clip(config.video, height, width, pipeline.frames_of(most), pipeline.decoder.temporal_compression)
+        )
     given = 0
     if pipeline.image_use == "context":
-        given = 0 if image is None else 1
-        if config.video is not None and pipeline.decoder is not None:
-            most = transformer.window_size_t or transformer.len_t
-            clip = torch.from_numpy(
-                read_clip(config.video, height, width, pipeline.frames_of(most), pipeline.decoder.temporal_compression)
-            )
-            given = pipeline.latent_frames(len(clip))
+        given = pipeline.latent_frames(len(clip)) if clip is not None else 0 if image is None else 1
+    out = postprocess.output_frames
     length: dict[str, Any] = {
         "num_frames": config.num_frames, "duration": config.duration,
-        "default_num_frames": config.default_num_frames, "fps": fps,
+        "default_num_frames": out(config.default_num_frames), "fps": postprocess.output_fps(fps),
     }  # fmt: skip
     if not transformer.bidirectional:
         chunks = resolve_length(
-            num_chunk=config.num_chunk, frames_until=lambda n: pipeline.frames_until(n, given), **length
+            num_chunk=config.num_chunk, frames_until=lambda n: out(pipeline.frames_until(n, given)), **length
         )
         latent = pipeline.plan(given).frames_until(chunks)
         return Framing(height, width, chunks, None, latent, image, last_image, clip)
     if config.num_chunk not in (None, 1):
         raise UserError(f"{config.runner_name} makes a whole clip as one chunk; give its length with --num-frames")
-    latent = resolve_length(unit="latent frame", frames_until=lambda n: pipeline.frames_of(n) if n else 0, **length)
-    return Framing(height, width, 1, pipeline.frames_of(latent), latent, image, last_image, sized_by_image=own_size)
+    latent = resolve_length(
+        unit="latent frame", frames_until=lambda n: out(pipeline.frames_of(n)) if n else 0, **length
+    )
+    return Framing(height, width, 1, pipeline.frames_of(latent), latent, image, last_image, clip, own_size)
 
 
 def _size(config: RunnerConfig, pipeline: PipelineConfig, image: Tensor | None) -> tuple[int, int]:
@@ -121,5 +134,5 @@ def _check_given(config: RunnerConfig, pipeline: PipelineConfig) -> None:
         return
     if config.image is not None:
         raise UserError("--image and --video both say how the video begins; give one of them")
-    if pipeline.image_use != "context":
+    if pipeline.image_use != "context" and transformer.max_given_frames == 1:
         raise UserError(f"{slug} cannot go on from a clip; give its last frame as --image, or use a streaming model")

@@ -34,7 +34,12 @@ def encode_clip(pipeline: StreamInferencePipeline, video: Tensor) -> Tensor:
 
 
 def given_frames(
-    pipeline: StreamInferencePipeline, image: Tensor, last: Tensor | None, height: int, width: int, latent_frames: int
+    pipeline: StreamInferencePipeline,
+    image: Tensor,
+    last: Tensor | None,
+    height: int,
+    width: int,
+    latent_frames: int | None,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Condition slots that stand for given images, and the latents to begin the context with, if that is their way.
 
@@ -42,7 +47,7 @@ def given_frames(
         image: the first frame, uint8 ``[H, W, 3]`` or ``[B, H, W, 3]``.
         last: the last frame, for models that take one.
         height, width: pixels of the rollout.
-        latent_frames: length of the clip, where the model has one.
+        latent_frames: length of the clip; ``None`` for a model that goes on without end.
     """
     config = pipeline.config
     transformer, use = config.diffusion_model.transformer, config.image_use
@@ -50,10 +55,10 @@ def given_frames(
         word = "needs a last frame too" if last is None else "takes no last frame"
         raise ValueError(f"{config.name} {word} (last_image)")
     pixels = from_uint8(torch.as_tensor(image)).to(pipeline.device)
+    if (use != "concat" or config.image_size == "fixed") and pixels.shape[-2:] != (height, width):
+        size = tuple(pixels.shape[-2:])
+        raise ValueError(f"image is {size}; the rollout is {(height, width)} (height, width): resize it")
     if use != "concat":
-        if pixels.shape[-2:] != (height, width):
-            size = tuple(pixels.shape[-2:])
-            raise ValueError(f"image is {size}; the rollout is {(height, width)} (height, width): resize it")
         latent = encode_clip(pipeline, pixels[:, :, None])
         return ({"image_latent": latent}, None) if use == "stamp" else ({}, latent)
     given = [pixels] if last is None else [pixels, from_uint8(torch.as_tensor(last)).to(pipeline.device)]
@@ -66,24 +71,55 @@ def given_frames(
 
 
 def concat_slots(
-    pipeline: StreamInferencePipeline, images: list[Tensor], height: int, width: int, latent_frames: int
+    pipeline: StreamInferencePipeline, images: list[Tensor], height: int, width: int, latent_frames: int | None
 ) -> dict[str, Tensor]:
     """Latents of a clip that holds the first (and the last) frame and is grey elsewhere, and the mask of what is given.
 
     As published: bicubic to the clip's size, without antialiasing. The mask has a channel for each pixel frame of a
-    latent one; the first latent frame, which is one pixel frame alone, is marked in all of them.
+    latent one; the first latent frame, which is one pixel frame alone, is marked in all of them. A clip without end
+    (``latent_frames`` is ``None``) ends where its latents no longer change: the last stands for all that follow.
     """
+    resized = [
+        image if image.shape[-2:] == (height, width)
+        else F.interpolate(image, (height, width), mode="bicubic", align_corners=False)
+        for image in images
+    ]  # fmt: skip
     step = pipeline.config.decoder.temporal_compression if pipeline.config.decoder else 1
-    count = pipeline.config.frames_of(latent_frames)
-    batch, device = images[0].shape[0], images[0].device
-    video = torch.zeros(batch, 3, count, height, width, device=device)
-    flags = torch.zeros(count, device=device)
-    for frame, image in zip((0, count - 1), images, strict=False):
-        resized = image
-        if image.shape[-2:] != (height, width):
-            resized = F.interpolate(image, (height, width), mode="bicubic", align_corners=False)
-        video[:, :, frame], flags[frame] = resized, 1
-    latent = encode_clip(pipeline, video)
+    if latent_frames is None:
+        latent = _settling_latents(pipeline, resized[0], step)
+        latent_frames = latent.shape[2]
+        flags = torch.zeros(pipeline.config.frames_of(latent_frames), device=latent.device)
+        flags[0] = 1
+    else:
+        count = pipeline.config.frames_of(latent_frames)
+        video = torch.zeros(resized[0].shape[0], 3, count, height, width, device=resized[0].device)
+        flags = torch.zeros(count, device=video.device)
+        for frame, image in zip((0, count - 1), resized, strict=False):
+            video[:, :, frame], flags[frame] = image, 1
+        latent = encode_clip(pipeline, video)
     flags = torch.cat((flags[:1].expand(step), flags[1:])).unflatten(0, (latent_frames, step))
-    mask = flags.T[None, :, :, None, None].expand(batch, step, latent_frames, *latent.shape[-2:])
+    mask = flags.T[None, :, :, None, None].expand(latent.shape[0], step, latent_frames, *latent.shape[-2:])
     return {"image_mask": mask.clone(), "image_latent": latent}
+
+
+MAX_REACH = 256
+"""Latent frames after which an encoder that still changes on a still picture is taken to have no finite reach."""
+
+
+def _settling_latents(pipeline: StreamInferencePipeline, image: Tensor, step: int) -> Tensor:
+    """Latents of ``image`` ``[B, 3, H, W]`` and grey frames after it, up to the first that equals the one before.
+
+    A causal encoder looks back a finite time, so that under unchanging frames its latents become the same for good.
+    """
+    codec = pipeline.decoder
+    if not isinstance(codec, VideoCodec):
+        raise ValueError(f"{pipeline.config.name} cannot encode a first frame: its decoder works one way only")
+    dtype = getattr(torch, codec.config.dtype)
+    cache = codec.initialize_cache()
+    latents = [codec.encode(image[:, :, None].to(pipeline.device, dtype), cache).float()]
+    grey = torch.zeros_like(image[:, :, None], device=pipeline.device, dtype=dtype).expand(-1, -1, step, -1, -1)
+    while len(latents) < MAX_REACH:
+        latents.append(codec.encode(grey, cache).float())
+        if len(latents) > 2 and torch.equal(latents[-1], latents[-2]):
+            break
+    return torch.cat(latents, dim=2)

@@ -19,7 +19,7 @@ from flashdreams.infra.prompts import GivenPrompts, PromptEncoder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flashdreams.infra.rollout import Control, Rollout
+    from flashdreams.infra.rollout import ControlSource, Rollout
 
 
 class StreamInferencePipeline(nn.Module):
@@ -107,11 +107,17 @@ class StreamInferencePipeline(nn.Module):
         multiple = self.config.size_multiple
         if height % multiple or width % multiple:
             raise ValueError(f"size {height}x{width} is not a multiple of {multiple} in height and width")
-        if conditions is None:
+        makes = self.diffusion_model.transformer.conditions_type
+        if conditions is None and not self.config.diffusion_model.transformer.takes_text:
+            slots = {
+                name: _for_all(slot, max(1, len(prompts)), name).to(self.device) for name, slot in (slots or {}).items()
+            }
+            conditions, slots = makes.from_dict(slots), None
+        elif conditions is None:
             conditions = self.encode_prompts(prompts, negative_prompt)
         elif isinstance(conditions, Mapping):
             encoded = {name: value.to(self.device) for name, value in conditions.items()}
-            conditions = self.diffusion_model.transformer.conditions_type.from_dict(encoded)
+            conditions = makes.from_dict(encoded)
         batch = next(iter(conditions.to_dict().values())).shape[0]
         if slots:
             alike = {name: _for_all(slot, batch, name).to(self.device) for name, slot in slots.items()}
@@ -138,7 +144,7 @@ class StreamInferencePipeline(nn.Module):
             noise=noise or KeyedNoise(seed, tuple(map(str, range(batch)))),
             conditions=conditions,
             experts=self.diffusion_model.initialize_cache(layout, conditions),
-            encoder=self.encoder.initialize_cache() if self.encoder else None,
+            encoder=self.encoder.initialize_cache(layout) if self.encoder else None,
             decoder=self.decoder.initialize_cache() if self.decoder else None,
             given=initial_latents,
             loras=loras,
@@ -158,19 +164,21 @@ class StreamInferencePipeline(nn.Module):
 
     @torch.no_grad()
     def decode(self, latent: Tensor, cache: PipelineCache) -> Tensor:
-        """Pixels of the chunk that follows the last decoded one."""
+        """Pixels of the chunk that follows the last decoded one: the pending one, whose controls go with it."""
         if self.decoder is None:
             return latent
-        return self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), cache.decoder)
+        latent = latent.to(getattr(torch, self.decoder.config.dtype))
+        return self.decoder.decode(latent, cache.decoder, cache.pending.get("input"))
 
     @torch.no_grad()
     def encode_controls(self, controls: Sequence[Sequence[Any]], chunk: int, cache: PipelineCache) -> Any:
-        """The chunk's ``input`` from one control per pixel frame, for each sample."""
-        return (
-            None
-            if self.encoder is None
-            else self.encoder.encode(controls, *cache.layout.plan.span(chunk), cache.encoder)
-        )
+        """The chunk's ``input`` from one :class:`Control` or ``None`` per pixel frame (and of those looked ahead at),
+        for each sample."""
+        if self.encoder is None:
+            return None
+        valid = self.encoder.config.takes.validate
+        rows = [[valid(control) for control in row] for row in controls]
+        return self.encoder.encode(rows, *cache.layout.plan.span(chunk), cache.encoder)
 
     def rollout(
         self,
@@ -185,9 +193,10 @@ class StreamInferencePipeline(nn.Module):
         last_image: Tensor | None = None,
         clip: Tensor | None = None,
         initial_latents: Tensor | None = None,
-        control: Control = None,
+        control: ControlSource = None,
         height: int | None = None,
         width: int | None = None,
+        save_control: str | Path | None = None,
         noise: Noise | None = None,
         loras: Mapping[str, float] | None = None,
     ) -> Rollout:
@@ -201,7 +210,9 @@ class StreamInferencePipeline(nn.Module):
                 that scale it themselves (``config.image_use == "concat"``).
             last_image: last frame, for models that take one.
             clip: first frames to go on from, uint8 ``[1 + 4n, H, W, 3]`` of the rollout's size.
-            control: one control per pixel frame, or a function of (start frame, stop frame).
+            control: one control per pixel frame, or a function of (start frame, stop frame). What the model takes is
+                in ``config.encoder.takes``.
+            save_control: write what was consumed, frame by frame, to this file (.jsonl), which ``read_controls`` reads.
             loras: weights of LoRAs by name; those given to ``loras.load`` by default.
         """
         from flashdreams.infra.rollout import start_rollout
@@ -209,15 +220,21 @@ class StreamInferencePipeline(nn.Module):
         return start_rollout(
             self, prompt, seed=seed, num_chunk=num_chunk, negative_prompt=negative_prompt, conditions=conditions,
             num_frames=num_frames, image=image, last_image=last_image, clip=clip, initial_latents=initial_latents,
-            control=control, height=height, width=width, noise=noise,
-            loras=loras,
+            control=control, save_control=save_control, height=height, width=width, noise=noise, loras=loras,
         )  # fmt: skip
 
-    def resume(self, path: str | Path, *, num_chunk: int | None = None, control: Control = None) -> Rollout:
+    def resume(
+        self,
+        path: str | Path,
+        *,
+        num_chunk: int | None = None,
+        control: ControlSource = None,
+        save_control: str | Path | None = None,
+    ) -> Rollout:
         """Go on with a rollout that :meth:`Rollout.save` wrote, bit for bit."""
         from flashdreams.infra.snapshot import resume
 
-        return resume(self, path, num_chunk=num_chunk, control=control)
+        return resume(self, path, num_chunk=num_chunk, control=control, save_control=save_control)
 
 
 def _for_all(value: Tensor, batch: int, name: str) -> Tensor:

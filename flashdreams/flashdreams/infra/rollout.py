@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from flashdreams.core.controls import Control, ControlError, ControlSpec, ControlWriter
 from flashdreams.core.lengths import chunks_for
 from flashdreams.infra.cache import PipelineCache
 from flashdreams.infra.images import from_uint8, given_frames
@@ -18,9 +19,10 @@ from flashdreams.infra.images import from_uint8, given_frames
 if TYPE_CHECKING:
     from flashdreams.infra.pipeline import StreamInferencePipeline
 
-Control = Sequence[Any] | Callable[[int, int], Sequence[Any]] | None
-"""One control per pixel frame of the rollout, or a function of (start, stop) that gives those of a chunk. For a batch
-of prompts: a list of such sequences, one per sample. Frames beyond its end have no control."""
+ControlSource = Sequence[Any] | Callable[[int, int], Sequence[Any]] | None
+"""One control per pixel frame of the rollout, or a function of (start, stop) that gives those of a chunk and is asked
+for every frame once, in order. For a batch of prompts: a list of such sequences, one per sample. Frames beyond its end
+have no control. Controls are whatever ``config.encoder.takes`` accepts."""
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Rollout(Iterator[Chunk]):
         *,
         batched: bool,
         num_chunk: int | None = None,
-        control: Control = None,
+        control: ControlSource = None,
+        record: ControlWriter | None = None,
         first_frame: int = 0,
     ) -> None:
         self.pipeline = pipeline
@@ -62,6 +65,9 @@ class Rollout(Iterator[Chunk]):
         self._control = control
         self.frame = first_frame
         """Pixel frames generated so far."""
+        self._record = record
+        self._ahead: list[list[Control | None]] = [[]] * cache.layout.batch
+        """Controls of the frames after those, as far as the encoder has seen them already."""
         self._last: Chunk | None = None
 
     @property
@@ -89,14 +95,23 @@ class Rollout(Iterator[Chunk]):
         decoder = self.pipeline.config.decoder
         frames = decoder.frames(start, stop) if decoder else stop - start
         with self._timed(timings, "dit"):
-            controls = self._controls(self.frame, self.frame + frames, cache.layout.batch)
+            encoder = self.pipeline.config.encoder
+            ahead = encoder.lookahead if encoder else 0
+            controls = self._controls(self.frame + frames + ahead)
             input = self.pipeline.encode_controls(controls, index, cache)
             with torch.no_grad():
                 latent = self.pipeline.diffusion_model.generate(index, cache, input)
         with self._timed(timings, "decode"):
             pixels = to_uint8(self.pipeline.decode(latent, cache))
+        known = len(self._ahead[0])
+        first = self.frame + known
+        self._ahead = [row[frames:] for row in controls]
         self.frame += frames
         self._last = Chunk(index, pixels if self.batched else pixels[0], latent, timings)
+        if self._record is not None:
+            record, self._record = self._record, None  # a file that failed is not tried again
+            record.write(first, controls[0][known:])
+            self._record = record
         return self._last
 
     def flush(self) -> None:
@@ -123,9 +138,14 @@ class Rollout(Iterator[Chunk]):
         Raises:
             ValueError: an unknown policy, or as many prompts as samples were not given; nothing has changed.
         """
-        policy = policy or self.pipeline.config.diffusion_model.transformer.prompt_policy
+        transformer = self.pipeline.config.diffusion_model.transformer
+        if not transformer.takes_text:
+            raise ValueError(f"{self.pipeline.config.name} takes no prompt")
+        policy = policy or transformer.prompt_policy
         if policy not in ("keep", "recache", "reset"):
             raise ValueError(f"policy is {policy!r}; expected keep, recache or reset")
+        if policy == "recache" and not self.pipeline.diffusion_model.transformer.can_recommit:
+            raise ValueError(f"{self.pipeline.config.name} cannot make its context anew; use policy keep or reset")
         batch = self.cache.layout.batch
         prompts = [prompt] * batch if isinstance(prompt, str) else list(prompt)
         if len(prompts) != batch:
@@ -158,9 +178,12 @@ class Rollout(Iterator[Chunk]):
             self.pipeline.diffusion_model.set_conditions(self.cache, self.cache.conditions)
 
     def set_control(self, control: Any) -> None:
-        """From the next chunk on, hold ``control`` for every frame, until it is set again."""
-        if self.pipeline.encoder is None:
-            raise ValueError(f"{self.pipeline.config.name} takes no controls")
+        """From the next chunk on, hold ``control`` for every frame, until it is set again.
+
+        Raises:
+            ControlError: the model does not take it; nothing has changed.
+        """
+        control = takes(self.pipeline).validate(control)
         self.flush()
         batch = self.cache.layout.batch
         row = lambda start, stop: [control] * (stop - start)  # noqa: E731
@@ -174,7 +197,9 @@ class Rollout(Iterator[Chunk]):
         save(self, Path(path))
 
     def close(self) -> None:
-        """Free the rollout's memory."""
+        """Free the rollout's memory; what it recorded is complete."""
+        if self._record is not None:
+            self._record.close()
         self._cache = None
         self._last = None
 
@@ -184,9 +209,13 @@ class Rollout(Iterator[Chunk]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _controls(self, start: int, stop: int, batch: int) -> list[Sequence[Any]]:
-        """One row of ``stop - start`` controls per sample."""
-        control = self._control
+    def _controls(self, stop: int) -> list[list[Control | None]]:
+        """Per sample one control for each frame from the next one on; the source is asked for those not known yet.
+
+        Raises:
+            ControlError: one that the model does not take; nothing has changed.
+        """
+        control, batch, start = self._control, len(self._ahead), self.frame + len(self._ahead[0])
         rows: Sequence[Any]
         if control is None:
             rows = [[]] * batch
@@ -197,7 +226,19 @@ class Rollout(Iterator[Chunk]):
             rows = [row[start:stop] for row in (control if self.batched else [control])]
         if len(rows) != batch:
             raise ValueError(f"controls were given for {len(rows)} samples; this rollout has {batch}")
-        return [[*row, *[None] * (stop - start - len(row))] for row in rows]
+        if any(len(row) > stop - start for row in rows):
+            raise ValueError(f"controls were given for {max(map(len, rows))} frames; {stop - start} were asked for")
+        missing = [None] * (stop - start)
+        return [
+            [*ahead, *(self._valid(control, start + i) for i, control in enumerate(row)), *missing[len(row) :]]
+            for ahead, row in zip(self._ahead, rows, strict=True)
+        ]
+
+    def _valid(self, control: Any, frame: int) -> Control | None:
+        try:
+            return None if control is None else takes(self.pipeline).validate(control)
+        except ControlError as error:
+            raise ControlError(f"frame {frame}: {error}") from None
 
     def _timed(self, timings: dict[str, float], phase: str) -> _Timer:
         return _Timer(timings, phase, self.pipeline.device)
@@ -221,6 +262,24 @@ class _Timer:
         self.timings[self.phase] = time.perf_counter() - self.begun
 
 
+def takes(pipeline: StreamInferencePipeline) -> ControlSpec:
+    """Which controls the model takes; an error where it takes none."""
+    encoder = pipeline.config.encoder
+    if encoder is None or not encoder.takes:
+        raise ControlError(f"{pipeline.config.name} takes no controls")
+    return encoder.takes
+
+
+def record_controls(pipeline: StreamInferencePipeline, path: str | Path | None, batch: int) -> ControlWriter | None:
+    """What writes the controls of a rollout to ``path``, if one is given."""
+    if path is None:
+        return None
+    if batch != 1:
+        raise ValueError(f"a file holds the controls of one sample; this rollout has {batch}: leave save_control out")
+    config = pipeline.config
+    return ControlWriter(path, fps=config.fps, model=config.name, takes=takes(pipeline))
+
+
 def to_uint8(video: Tensor) -> Tensor:
     """Video ``[B, 3, T, H, W]`` in [-1, 1] -> uint8 ``[B, T, H, W, 3]``, rounded, on the CPU."""
     levels = video.float().clamp(-1, 1).add(1).mul(127.5).round()
@@ -237,7 +296,8 @@ def start_rollout(
     last_image: Tensor | None,
     clip: Tensor | None,
     initial_latents: Tensor | None,
-    control: Control,
+    control: ControlSource,
+    save_control: str | Path | None,
     conditions: Any,
     height: int | None,
     width: int | None,
@@ -246,8 +306,13 @@ def start_rollout(
     """Check the request, make its cache, and wrap it. See :meth:`StreamInferencePipeline.rollout`."""
     if num_chunk is not None and num_chunk < 1:
         raise ValueError(f"num_chunk is {num_chunk}; expected 1 or more, or None for a rollout without end")
-    if control is not None and pipeline.encoder is None:
-        raise ValueError(f"{pipeline.config.name} takes no controls")
+    if control is not None:
+        understood = takes(pipeline)
+        if isinstance(control, str):
+            raise ValueError(
+                f"control is the text {control[:40]!r}; expected one control per frame, or a function that gives them: "
+                f"set_control holds one, read_controls reads such a text. This model {understood.describe()}"
+            )
     config, transformer = pipeline.config, pipeline.config.diffusion_model.transformer
     if num_frames is not None and (num_chunk is not None or num_frames < 1):
         raise ValueError(f"num_frames is {num_frames}; expected 1 or more, and no num_chunk beside it")
@@ -258,19 +323,26 @@ def start_rollout(
         length, num_chunk = length if num_frames is None else config.latent_frames(num_frames), 1
     if initial_latents is not None and (image is not None or config.image_use != "context"):
         raise ValueError(f"initial_latents are the context to begin with; {config.name} takes an image or has one")
+    if not transformer.takes_text and conditions is None and any([prompt] if isinstance(prompt, str) else prompt):
+        raise ValueError(f"{config.name} takes no prompt, but got {prompt!r}")
+    if config.image_use == "concat" and image is None and conditions is None:
+        raise ValueError(f"{config.name} makes a video from an image; give one (image=)")
     batched = not isinstance(prompt, str) if conditions is None else True
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     slots: dict[str, Tensor] = {}
     if image is not None:
         size = height or config.height, width or config.width
         with torch.no_grad():
-            slots, initial_latents = given_frames(pipeline, image, last_image, *size, length)
+            whole = length if transformer.bidirectional else None
+            slots, initial_latents = given_frames(pipeline, image, last_image, *size, whole)
     elif last_image is not None:
         raise ValueError("a last frame alone says too little; give the first one too (image)")
     if clip is not None:
-        if initial_latents is not None or config.image_use != "context":
+        stamped = config.image_use == "stamp" and transformer.max_given_frames > 1
+        if initial_latents is not None or slots or not (stamped or config.image_use == "context"):
             raise ValueError(f"a clip is the context to begin with; {config.name} takes an image or has one")
-        initial_latents = pipeline.encode_video(from_uint8(torch.as_tensor(clip)).transpose(0, 1)[None])
+        known = pipeline.encode_video(from_uint8(torch.as_tensor(clip)).transpose(0, 1)[None])
+        slots, initial_latents = ({"image_latent": known}, None) if stamped else ({}, known)
     if initial_latents is not None and transformer.bidirectional:
         raise ValueError(f"{config.name} makes a whole clip from text alone; it takes no image and no clip")
     cache = pipeline.initialize_cache(
@@ -280,4 +352,5 @@ def start_rollout(
     if num_frames is not None and not transformer.bidirectional:
         plan = cache.layout.plan
         num_chunk = chunks_for(num_frames, lambda chunks: config.frames_of(plan.frames_until(chunks)))
-    return Rollout(pipeline, cache, batched=batched, num_chunk=num_chunk, control=control)
+    record = record_controls(pipeline, save_control, cache.layout.batch)
+    return Rollout(pipeline, cache, batched=batched, num_chunk=num_chunk, control=control, record=record)

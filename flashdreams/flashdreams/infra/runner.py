@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,8 +18,11 @@ from tqdm import tqdm
 from flashdreams.config import ConfigError, derive_config
 from flashdreams.core.checkpoint import CheckpointError, open_checkpoint, parse_source
 from flashdreams.core.checkpoint.sources import RandomSource
+from flashdreams.core.controls import ControlError
+from flashdreams.core.controls.recording import SUFFIX
 from flashdreams.core.media import MediaError
 from flashdreams.core.media.fps import parse_fps
+from flashdreams.core.media.output import check_output, remove_folders
 from flashdreams.core.media.sheet import contact_sheet
 from flashdreams.core.media.video import VideoWriter
 from flashdreams.core.noise import check_seed
@@ -30,12 +35,15 @@ from flashdreams.infra.health import check_chunk
 from flashdreams.infra.load import resolve_device, with_checkpoints_from
 from flashdreams.infra.lora_flag import LoraChoice, check_loras, load_loras, parse_loras
 from flashdreams.infra.metrics import RunMetrics
+from flashdreams.infra.output import FrameOutput
+from flashdreams.infra.postprocess import UNCHANGED, ChainConfig
+from flashdreams.infra.postprocess.flag import postprocessors
 from flashdreams.infra.preview import FrameSample
 from flashdreams.infra.prompts import GivenPrompts, PromptEncoder, load_embeds, save_embeds
 from flashdreams.infra.record import write_record
-from flashdreams.infra.rollout import Rollout
+from flashdreams.infra.rollout import Chunk
 from flashdreams.infra.scheduler.config import with_solver
-from flashdreams.infra.signals import terminate_as_interrupt
+from flashdreams.infra.signals import interrupt_later, terminate_as_interrupt
 
 MAX_PROMPT = 20_000
 """Characters; far beyond what any text encoder reads."""
@@ -52,10 +60,16 @@ class Plan:
     fps: Fraction
     device: str
     output: Path
-    control: Any = None
+    control: Sequence[Any] | None = None
     embeds: dict[str, torch.Tensor] | None = None
     """Embeddings in place of a text encoder, which ``pipeline`` then lacks."""
     loras: tuple[LoraChoice, ...] = ()
+    postprocess: ChainConfig = UNCHANGED
+
+    @property
+    def file_size(self) -> tuple[int, int]:
+        """Height and width of the file."""
+        return self.postprocess.output_size(self.framing.height, self.framing.width)
 
 
 class Runner:
@@ -63,6 +77,11 @@ class Runner:
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = with_example_data(config)
+
+    @property
+    def output(self) -> Path:
+        """The file to write."""
+        return self.config.output or Path("outputs") / f"{self.config.runner_name}.mp4"
 
     def plan(self) -> Plan:
         """Check every flag before any long work.
@@ -80,15 +99,14 @@ class Runner:
         prompt = self._prompt()
         pipeline = self._pipeline_config()
         seed = check_seed(secrets.randbits(63) if config.seed is None else config.seed)
-        fps = parse_fps(config.fps) if config.fps is not None else Fraction(pipeline.fps).limit_denominator(1001)
-        framing = frame_run(config, pipeline, fps)
-        control = None
-        if config.control is not None:
-            if pipeline.encoder is None:
-                raise UserError(f"{config.runner_name} takes no controls; leave --control out")
-            control = pipeline.encoder.parse_controls(self._text_or_file(config.control))
+        postprocess = postprocessors(config.postprocess)
+        fps = self._fps(pipeline)
+        framing = self._framing(pipeline, fps, postprocess)
+        control = self._controls(pipeline, framing)
         embeds = None
-        if config.prompt_embeds is not None:
+        if not pipeline.diffusion_model.transformer.takes_text:
+            self._takes_no_text(prompt)
+        elif config.prompt_embeds is not None:
             embeds = load_embeds(config.prompt_embeds, pipeline)
             pipeline = derive_config(pipeline, text_encoder=None)
             say_once(f"the embeddings in {config.prompt_embeds} are used; the prompt is recorded and not encoded")
@@ -96,7 +114,7 @@ class Runner:
             raise UserError(f"{config.runner_name} has no text encoder; give saved embeddings (--prompt-embeds FILE)")
         else:
             pipeline.text_encoder.identity()
-        for source in _checkpoints(pipeline):
+        for source in (*_checkpoints(pipeline), *_checkpoints(postprocess)):
             open_checkpoint(source)
         loras = parse_loras(config.lora)
         check_loras(pipeline, loras)
@@ -106,54 +124,71 @@ class Runner:
                 f"this checkpoint was trained for {trained} latent frames and will make {framing.latent_frames}: "
                 "expect drift or flicker beyond; a preset made for long rollouts does better"
             )
-        output = config.output or Path("outputs") / f"{config.runner_name}.mp4"
         device = resolve_device(config.device)
-        return Plan(pipeline, prompt, seed, framing, fps, device, output, control, embeds, loras)
+        return Plan(pipeline, prompt, seed, framing, fps, device, self.output, control, embeds, loras, postprocess)
+
+    def _fps(self, pipeline: PipelineConfig) -> Fraction:
+        """Rate of the frames that the model makes."""
+        given = self.config.fps
+        return Fraction(pipeline.fps).limit_denominator(1001) if given is None else parse_fps(given)
+
+    def _framing(self, pipeline: PipelineConfig, fps: Fraction, postprocess: ChainConfig) -> Framing:
+        return frame_run(self.config, pipeline, fps, postprocess)
 
     def run(self) -> Path:
         """Make the video; returns its path. Whatever was generated when an error or a signal comes is kept."""
         plan = self.plan()
-        framing = plan.framing
         if self.config.seed is None:
             print(f"seed {plan.seed}", file=sys.stderr)
         metrics = RunMetrics()
         try:
-            writer = VideoWriter(plan.output, plan.fps, framing.height, framing.width)
+            writer = VideoWriter(plan.output, plan.postprocess.output_fps(plan.fps), *plan.file_size)
         except MediaError as error:
             raise UserError(str(error)) from None
         interrupted = True
-        pipeline = None
+        pipeline = postprocessor = output = None
         sheet = FrameSample(24) if self.config.preview else None
         try:
             with terminate_as_interrupt(), writer:
                 begun = time.perf_counter()
-                pipeline = self._load(plan)
+                pipeline, postprocessor = self._load(plan)
                 metrics.load = time.perf_counter() - begun
+                size = plan.framing.height, plan.framing.width
+                output = FrameOutput(writer, postprocessor, size, plan.fps, plan.seed, sheet)
                 metrics.start()
-                with pipeline.rollout(
-                    plan.prompt, seed=plan.seed, negative_prompt=self.config.negative_prompt,
-                    num_chunk=framing.num_chunk if framing.num_frames is None else None, num_frames=framing.num_frames,
-                    image=framing.image, last_image=framing.last_image, clip=framing.clip, control=plan.control,
-                    height=framing.height, width=framing.width,
-                ) as rollout:  # fmt: skip
-                    self._generate(rollout, plan, writer, metrics, sheet)
+                with output, closing(self._chunks(pipeline, plan)) as chunks:
+                    self._generate(chunks, plan, output, metrics)
             interrupted = False
         finally:
             metrics.stop()
-            if metrics.frames:
-                self._finish(plan, metrics, pipeline, sheet, interrupted)
+            if output is not None and plan.postprocess.stages:
+                metrics.postprocess = output.seconds
+            if writer.num_frames:
+                self._finish(plan, writer, interrupted, metrics, sheet, pipeline, postprocessor)
         return plan.output
 
-    def _load(self, plan: Plan) -> Any:
+    def _load(self, plan: Plan) -> tuple[Any, Any]:
         try:
             pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan))
             load_loras(pipeline, plan.loras)
-            return pipeline
+            return pipeline, plan.postprocess.setup(device=plan.device)
         except (CheckpointError, ConfigError) as error:
             raise UserError(str(error)) from None
 
-    def _prompts(self, plan: Plan) -> PromptEncoder | GivenPrompts:
+    def _takes_no_text(self, prompt: str) -> None:
+        """Refuse what only means something to a model that takes text."""
+        config = self.config
+        flags = {
+            "--prompt": prompt, "--negative-prompt": config.negative_prompt, "--prompt-embeds": config.prompt_embeds,
+            "--save-embeds": config.save_embeds,
+        }  # fmt: skip
+        if given := [flag for flag, value in flags.items() if value]:
+            raise UserError(f"{config.runner_name} takes no prompt; leave {' and '.join(given)} out")
+
+    def _prompts(self, plan: Plan) -> PromptEncoder | GivenPrompts | None:
         """What knows the embeddings of the run's prompts; a text encoder that is not to stay is gone again."""
+        if not plan.pipeline.diffusion_model.transformer.takes_text:
+            return None
         text_encoder, path = plan.pipeline.text_encoder, self.config.save_embeds
         if text_encoder is None:
             prompts = GivenPrompts(plan.embeds or {}, plan.prompt, plan.device)
@@ -169,49 +204,66 @@ class Runner:
                 raise UserError(f"--save-embeds {path} cannot be written: {error.strerror or error}") from None
         return prompts
 
-    def _generate(
-        self, rollout: Rollout, plan: Plan, writer: VideoWriter, metrics: RunMetrics, sheet: FrameSample | None
-    ) -> None:
+    def _chunks(self, pipeline: Any, plan: Plan) -> Generator[Chunk]:
+        """What the model makes."""
+        framing = plan.framing
+        try:
+            with pipeline.rollout(
+                plan.prompt, seed=plan.seed, negative_prompt=self.config.negative_prompt,
+                num_chunk=framing.num_chunk if framing.num_frames is None else None, num_frames=framing.num_frames,
+                image=framing.image, last_image=framing.last_image, clip=framing.clip, control=plan.control,
+                save_control=self.config.save_control, height=framing.height, width=framing.width,
+            ) as rollout:  # fmt: skip
+                yield from rollout
+        except ControlError as error:
+            raise UserError(str(error)) from None
+
+    def _generate(self, chunks: Iterable[Chunk], plan: Plan, output: FrameOutput, metrics: RunMetrics) -> None:
         with tqdm(total=plan.framing.num_chunk, unit="chunk", desc=self.config.runner_name, disable=None) as bar:
-            for chunk in rollout:
+            for chunk in chunks:
                 check_chunk(
                     chunk,
                     plan.pipeline.diffusion_model.transformer.dtype,
                     may_be_constant=plan.framing.begins_with_given,
                 )
-                frames = chunk.frames.numpy()
-                writer.write(frames)
-                metrics.add(chunk, len(frames))
-                if sheet is not None:
-                    sheet.add(frames)
+                with interrupt_later():
+                    output.add(chunk.frames)
+                    metrics.add(chunk, written=output.written)
                 bar.update()
-                bar.set_postfix_str(f"{metrics.fps:.1f} FPS, first frame {metrics.first_frame:.2f} s", refresh=False)
+                first = "" if metrics.first_frame is None else f", first frame {metrics.first_frame:.2f} s"
+                bar.set_postfix_str(f"{metrics.fps:.1f} FPS{first}", refresh=False)
 
     def _finish(
-        self, plan: Plan, metrics: RunMetrics, pipeline: Any, sheet: FrameSample | None, interrupted: bool
-    ) -> None:
-        height, width = plan.framing.height, plan.framing.width
-        config = replace(self.config, seed=plan.seed, fps=str(plan.fps))
-        config = replace(config, save_embeds=None)  # a replay is not to write it again
-        if not plan.framing.sized_by_image:
-            config = replace(config, height=height, width=width)
+        self, plan: Plan, writer: VideoWriter, interrupted: bool, metrics: RunMetrics, sheet: FrameSample | None,
+        pipeline: Any, postprocessor: Any,
+    ) -> None:  # fmt: skip
+        """What is done once the file is complete, or as complete as it will be."""
+        height, width = plan.file_size
         output = {
             "file": plan.output.name,
-            "frames": metrics.frames,
-            "fps": str(plan.fps),
+            "frames": writer.num_frames,
+            "fps": str(writer.fps),
             "height": height,
             "width": width,
             "guidance_scale": plan.pipeline.diffusion_model.transformer.guidance_scale,
             "interrupted": interrupted,
         }
         write_record(
-            plan.output.with_suffix(".json"), config, pipeline, seed=plan.seed, device=plan.device,
-            timings=metrics.summary(), output=output,
+            plan.output.with_suffix(".json"), self._as_run(plan), pipeline, postprocessor, seed=plan.seed,
+            device=plan.device, timings=metrics.summary(), output=output,
         )  # fmt: skip
         if sheet is not None:
             contact_sheet(sheet.frames(), plan.output.with_suffix(".png"))
         print(metrics.lines(), file=sys.stderr)
-        print(f"{plan.output}  {metrics.frames} frames, {width}x{height}, {plan.fps} fps")
+        print(f"{plan.output}  {writer.num_frames} frames, {width}x{height}, {writer.fps} fps")
+
+    def _as_run(self, plan: Plan) -> RunnerConfig:
+        """The config that makes the same video again."""
+        config = replace(self.config, seed=plan.seed, fps=str(plan.fps))
+        config = replace(config, save_embeds=None, save_control=None)  # a replay is not to write them again
+        if plan.framing.sized_by_image:
+            return config
+        return replace(config, height=plan.framing.height, width=plan.framing.width)
 
     def _prompt(self) -> str:
         config = self.config
@@ -221,13 +273,30 @@ class Runner:
         for name, text in (("prompt", prompt), ("negative prompt", config.negative_prompt or "")):
             if len(text) > MAX_PROMPT:
                 raise UserError(f"the {name} has {len(text)} characters; at most {MAX_PROMPT} are taken: shorten it")
-        if not prompt.strip() and config.prompt_embeds is None:
+        takes_text = config.pipeline.diffusion_model.transformer.takes_text
+        if takes_text and not prompt.strip() and config.prompt_embeds is None:
             raise UserError("the prompt is empty; say in a few words what the video shows (--prompt)")
         return prompt
 
-    def _text_or_file(self, text: str) -> str:
-        looks_like_file = len(text) < 4096 and "\n" not in text and Path(text).suffix in (".txt", ".csv", ".json")
-        return self._read(Path(text), "--control") if looks_like_file else text
+    def _controls(self, pipeline: PipelineConfig, framing: Framing) -> Sequence[Any] | None:
+        """One control per frame of the run, if any are given."""
+        source, save = self.config.control_source(), self.config.save_control
+        if pipeline.encoder is None or not pipeline.encoder.takes:
+            if source is not None or save is not None:
+                flag = "--control" if source is not None else "--save-control"
+                raise UserError(f"{self.config.runner_name} takes no controls; leave {flag} out")
+            return None
+        if save is not None and pipeline.encoder.takes.pixels:
+            raise UserError(
+                f"{self.config.runner_name} is controlled by a video; keep it, and leave --save-control out"
+            )
+        if save is not None:
+            remove_folders(check_output(save, SUFFIX))
+        if save is not None and source is not None and save.resolve() == Path(source).resolve():
+            raise UserError(f"--save-control {save} would overwrite the controls it reads; give another name")
+        if source is None:
+            return None
+        return pipeline.encoder.parse_controls(source, framing.num_frames or pipeline.frames_of(framing.latent_frames))
 
     @staticmethod
     def _read(path: Path, flag: str) -> str:

@@ -22,7 +22,7 @@ from flashdreams._version import __version__
 from flashdreams.config import to_yaml
 from flashdreams.core.kv_cache import RollingKVCache
 from flashdreams.core.noise import GivenNoise, KeyedNoise
-from flashdreams.infra.rollout import Control, Rollout
+from flashdreams.infra.rollout import ControlSource, Rollout, record_controls
 
 if TYPE_CHECKING:
     from flashdreams.infra.pipeline import StreamInferencePipeline
@@ -84,7 +84,12 @@ def save(rollout: Rollout, path: Path) -> None:
 
 
 def resume(
-    pipeline: StreamInferencePipeline, path: str | Path, *, num_chunk: int | None = None, control: Control = None
+    pipeline: StreamInferencePipeline,
+    path: str | Path,
+    *,
+    num_chunk: int | None = None,
+    control: ControlSource = None,
+    save_control: str | Path | None = None,
 ) -> Rollout:
     """Rebuild the rollout saved at ``path``; a different fingerprint is refused, naming what differs."""
     try:
@@ -117,8 +122,9 @@ def resume(
         if hasattr(expert, "layout"):
             expert.layout = cache.layout
     return Rollout(
-        pipeline, cache, batched=state["batched"], num_chunk=num_chunk, control=control, first_frame=state["frame"]
-    )
+        pipeline, cache, batched=state["batched"], num_chunk=num_chunk, control=control, first_frame=state["frame"],
+        record=record_controls(pipeline, save_control, cache.layout.batch),
+    )  # fmt: skip
 
 
 def _keep(tensor: Tensor, tensors: dict[str, Tensor]) -> str:

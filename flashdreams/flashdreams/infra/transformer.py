@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ class Transformer(CheckpointModule):
 
     conditions_type: Any
     """Frozen dataclass of named condition slots, with ``to_dict`` and ``from_dict``."""
+
+    can_recommit: ClassVar[bool] = True
+    """Whether :meth:`recommit` works, so that latents and controls of the chunks in the window are worth keeping."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -53,10 +56,15 @@ class Transformer(CheckpointModule):
         """Make the clean chunk part of the context."""
         raise NotImplementedError(type(self).__name__)
 
+    def skip(self, frames: int, cache: Any) -> None:
+        """Move on as if ``frames`` latent frames had been committed; what the context holds of them is undefined. For
+        measuring and planning a later chunk without making those before it."""
+        raise NotImplementedError(f"{type(self).__name__} cannot skip frames")
+
     def recommit(self, chunks: Mapping[int, tuple[Tensor, Any]], timestep: Tensor, cache: Any) -> None:
         """Make the context anew from ``chunks``, latent and input by first frame, under the present conditions and
         weights: those of the committed chunks that are still in the window."""
-        raise NotImplementedError(f"{type(self).__name__} cannot rebuild its context; use policy 'keep' or 'reset'")
+        raise NotImplementedError(type(self).__name__)
 
     def stamp(self, noisy: Tensor, cache: Any) -> Tensor:
         """Put what is known into a sample: called on the noise and after every step."""

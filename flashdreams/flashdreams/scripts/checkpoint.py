@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from flashdreams.config.fields import nearest
 from flashdreams.infra.errors import UserError
-from flashdreams.scripts.console import columns
+from flashdreams.scripts.console import Parser, columns
 
 _HEADERS, _TENSORS = "flashdreams.scripts.checkpoint_headers", "flashdreams.scripts.checkpoint_tensors"
 ACTIONS = {
@@ -52,15 +52,8 @@ def main(words: Sequence[str], program: str) -> int:
         raise UserError(str(error)) from None
 
 
-class _Parser(argparse.ArgumentParser):
-    """Its errors are those of the house."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; `{self.prog} --help` says what it takes")
-
-
 def _parser(name: str, program: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program, description=ACTIONS[name][1], allow_abbrev=False)
+    parser = Parser(prog=program, description=ACTIONS[name][1])
     _FLAGS[name](parser)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import select
@@ -10,11 +11,22 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from flashdreams.config import ConfigError
 from flashdreams.infra.errors import UserError
 from flashdreams.plugins.registry import PluginWarning
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of flags whose errors are those of the house."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; `{self.prog} --help` says what it takes")
+
 
 MISTAKE, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 """Exit codes: a person's mistake; Ctrl-C (128 + SIGINT); the reader of our output left (128 + SIGPIPE)."""

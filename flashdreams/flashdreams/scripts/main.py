@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("flashdreams.scripts.run:run", "Make a video (the same as flashdreams-run)."),
     "list": ("flashdreams.scripts.listing:main", "List the installed runners (--json for programs)."),
     "doctor": ("flashdreams.scripts.doctor:main", "Check this machine: versions, devices, caches, ffmpeg, plugins."),
+    "plan": ("flashdreams.scripts.plan:main", "Memory, work and speed of a model before anything is downloaded."),
     "checkpoint": ("flashdreams.scripts.checkpoint:main", "Inspect, verify, compare, convert and merge weights."),
 }
 """Name: ``module:function`` that takes the words after the name and the program's name; what it does."""

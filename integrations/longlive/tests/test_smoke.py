@@ -174,7 +174,7 @@ def test_the_transformer_config_has_only_fields_known_here() -> None:
         "dtype", "checkpoint_path", "state_dict_transform", "transforms", "allow_missing", "network", "len_t",
         "first_len_t", "window_size_t", "sink_size_t", "rope", "context_noise", "guidance_scale", "cfg",
         "negative_prompt", "stamp_image_latent", "concat_image_mask_to_latent", "takes_last_image", "prompt_policy",
-        "recache_sink", "trained_frames",
+        "recache_sink", "trained_frames", "reuse_controls", "max_given_frames",
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(WanTransformerConfig)} == known
     assert {field.name for field in dataclasses.fields(LongLiveTransformerConfig)} == known | {"lora"}

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,12 @@ from safetensors import safe_open
 import tiny_world
 from flashdreams import load_pipeline
 from flashdreams.config import derive_config
+from flashdreams.core.controls import Control, Keys
 from flashdreams.plugins.registry import get_runner
 from flashdreams.recipes.wan.config import WanNetworkConfig, WanTransformerConfig
+from tiny_world._control import action
 from tiny_world._text import TinyTextEncoder
-from tiny_world._words import ACTIONS, TEXT_LEN, VOCABULARY, parse_actions, tokenize
+from tiny_world._words import TEXT_LEN, VOCABULARY, tokenize
 from tiny_world.config import (
     PIPELINE_TINY_WORLD,
     RUNNER_TINY_WORLD,
@@ -72,7 +75,7 @@ def test_base_transformer_config_has_only_fields_known_here() -> None:
         "dtype", "checkpoint_path", "state_dict_transform", "transforms", "allow_missing", "network", "len_t",
         "first_len_t", "window_size_t", "sink_size_t", "rope", "context_noise", "guidance_scale", "cfg",
         "negative_prompt", "trained_frames", "stamp_image_latent", "concat_image_mask_to_latent", "takes_last_image",
-        "prompt_policy", "recache_sink",
+        "prompt_policy", "recache_sink", "reuse_controls", "max_given_frames",
     }  # fmt: skip
     assert {f.name for f in dataclasses.fields(WanTransformerConfig)} == known
 
@@ -99,23 +102,33 @@ def test_word_order_and_every_word_matter_to_the_text_encoder() -> None:
     assert not torch.allclose(red, blue)
 
 
+def parse(text: str) -> Sequence[Control | None]:
+    return ActionEncoderConfig().parse_controls(text, 64)
+
+
 def test_controls_hold_keys_for_frames() -> None:
-    assert parse_actions("right:2 none:1, d:1") == ["right", "right", "none", "right"]
-    assert parse_actions("up") == ["up"] * 16
-    assert ActionEncoderConfig().parse_controls("w:1 a:1 s:1") == ["up", "left", "down"]
+    right, none, d = Control(word="right"), Control(word="none"), Control(keys=Keys("d"))
+    assert parse("right:2 none:1, d:1") == [right, right, none, d]
+    assert parse("right") == [right] * 16
+    assert [action(control) for control in parse("w:1 a:1 s:1 Up:1")] == ["up", "left", "down", "up"]
+
+
+def test_of_several_keys_the_one_pressed_last_counts() -> None:
+    assert action(Control(keys=Keys("w", "d"))) == "right" and action(Control(keys=Keys("d", "ArrowUp"))) == "up"
+    assert action(Control(keys=Keys())) == action(None) == "none"
 
 
 @pytest.mark.parametrize("text", ["jump", "right:0", "right:-1", "right:x", "right:", "right:99999999999", ":3", ""])
 def test_bad_controls_are_named(text: str) -> None:
     with pytest.raises(ValueError, match="control"):
-        parse_actions(text)
+        parse(text)
 
 
 def test_actions_fall_into_latents_and_frame_0_has_none() -> None:
     encoder = ActionEncoderConfig().setup()
-    ids = encoder.encode([["up", "left", None, "right", "d"]], 0, 2, None)
+    ids = encoder.encode([parse("up:1 left:1") + [None, Control(word="right"), Control(keys=Keys("d"))]], 0, 2, None)
     assert ids.tolist() == [[[5, 5, 5, 5], [1, 0, 2, 2]]]
-    assert encoder.encode([list(ACTIONS[1:])], 3, 4, None).tolist() == [[[1, 2, 3, 4]]]
+    assert encoder.encode([parse("left:1 right:1 up:1 down:1")], 3, 4, None).tolist() == [[[1, 2, 3, 4]]]
 
 
 def test_codec_streamed_equals_whole() -> None:

@@ -7,6 +7,7 @@ The first frame of a stream is repeated three times in front: 1 + 4n frames <-> 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -183,7 +184,7 @@ class TinyWorldCodec(VideoCodec):
         cache.encoded += latent.shape[1]
         return latent.transpose(1, 2)
 
-    def decode(self, latent: Tensor, cache: CodecCache) -> Tensor:
+    def decode(self, latent: Tensor, cache: CodecCache, input: Any = None) -> Tensor:
         """``[B, 12, T, h, w]`` -> ``[B, 3, 4T, 16h, 16w]`` in [-1, 1], three frames fewer at the start of a stream."""
         x = latent.transpose(1, 2).to(self.decoder.head.weight.dtype)
         video = unfold(self.decoder(x, cache.decoder)).clamp(-1, 1)

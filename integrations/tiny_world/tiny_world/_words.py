@@ -34,26 +34,5 @@ def tokenize(prompt: str) -> list[int]:
     return ids + [_INDEX[PAD]] * (TEXT_LEN - len(ids))
 
 
-KEYS = {"w": "up", "a": "left", "s": "down", "d": "right"}
-DEFAULT_HOLD = 16
-MAX_HOLD = 1_000_000
-
-
-def action_name(control: str | None) -> str:
-    """The action a control word or key means; ``None`` is no key. Raises ``ValueError`` naming those there are."""
-    word = "none" if control is None else str(control).strip().lower()
-    word = KEYS.get(word, word)
-    if word not in ACTIONS:
-        raise ValueError(f"control {control!r} is not known; expected one of {', '.join(ACTIONS)} or a key w, a, s, d")
-    return word
-
-
-def parse_actions(text: str) -> list[str]:
-    """``"right:24 none:8 up"`` -> one action per frame; a word without a number holds for 16 frames (1 s)."""
-    actions: list[str] = []
-    for item in re.split(r"[\s,;]+", text.strip()):
-        word, separator, count = item.partition(":")
-        if separator and not (count.isdecimal() and len(count) < 8 and 0 < int(count) <= MAX_HOLD):
-            raise ValueError(f"control {item!r}: {count!r} is not a number of frames; write for instance 'right:24'")
-        actions += [action_name(word)] * (int(count) if separator else DEFAULT_HOLD)
-    return actions
+KEYS = {"w": "up", "a": "left", "s": "down", "d": "right", "up": "up", "left": "left", "down": "down", "right": "right"}
+"""Keys, and the action each stands for."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashdreams.core.controls import ControlSpec
 from flashdreams.infra.config import (
     DecoderConfig,
     DiffusionModelConfig,
@@ -16,7 +16,7 @@ from flashdreams.infra.config import (
 )
 from flashdreams.infra.scheduler.config import FlowMatchEulerSchedulerConfig
 from flashdreams.recipes.wan.config import WanNetworkConfig, WanTransformerConfig
-from tiny_world._words import parse_actions
+from tiny_world._words import ACTIONS, KEYS
 
 _WEIGHTS = "package://tiny_world/weights/"
 
@@ -56,9 +56,9 @@ class ActionEncoderConfig(EncoderConfig):
 
     _target: ClassVar[str] = "tiny_world._control:ActionEncoder"
 
-    def parse_controls(self, text: str) -> Sequence[str]:
-        """``"right:24 none:8 up"``: words or keys w a s d, each with the frames it is held (16 if not said)."""
-        return parse_actions(text)
+    @property
+    def takes(self) -> ControlSpec:
+        return ControlSpec(words=ACTIONS, keys=KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,10 @@ class FakeNetwork(nn.Module):
         super().__init__()
         self.name, self.record = name, record
         self.patch_embedding = nn.Linear(1, 1)
+        self.blocks = [SimpleNamespace(initialize_state=lambda *_: None)]
+
+    def prepare(self, input: None) -> None:
+        return input
 
     def encode_text(self, text: Tensor, image: Tensor | None = None) -> list[BlockCache]:
         return [BlockCache(text, text)]

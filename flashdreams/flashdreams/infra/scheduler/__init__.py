@@ -5,6 +5,7 @@ from flashdreams.infra.scheduler.config import (
     DPMPPSchedulerConfig,
     FewStepSchedulerConfig,
     FlowMatchEulerSchedulerConfig,
+    IndexedFewStepSchedulerConfig,
     UniPCSchedulerConfig,
 )
 
@@ -13,5 +14,6 @@ __all__ = [
     "DPMPPSchedulerConfig",
     "FewStepSchedulerConfig",
     "FlowMatchEulerSchedulerConfig",
+    "IndexedFewStepSchedulerConfig",
     "UniPCSchedulerConfig",
 ]

@@ -108,13 +108,37 @@ class BoundaryFewStepSchedulerConfig(FewStepSchedulerConfig):
             raise ConfigError(f"boundary is {self.boundary}; expected a noise level between 0 and 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class IndexedFewStepSchedulerConfig(SchedulerConfig):
+    """Predict the clean latent, re-noise to the next level, at entries of the table that :class:`UniPCSchedulerConfig`
+    has for 1000 steps. The network is told whole timesteps, and levels are found again by them."""
+
+    _target: ClassVar[str] = "flashdreams.infra.scheduler.indexed:IndexedFewStepScheduler"
+    num_steps: int = 4
+    shift: float = 10.0
+    indices: tuple[int, ...] = (0, 250, 500, 750)
+    """Entries of the table at which the model was distilled, rising from 0, the highest level, to at most 999."""
+
+    def validate(self) -> None:
+        super().validate()
+        check_shift(self.shift)
+        indices = self.indices
+        if not indices or list(indices) != sorted(set(indices)) or not 0 <= indices[0] <= indices[-1] <= 999:
+            raise ConfigError(f"indices are {indices}; expected rising whole numbers from 0 to 999")
+        if self.num_steps != len(indices):
+            raise ConfigError(
+                f"num_steps is {self.num_steps}, but this model was distilled for the {len(indices)} steps at "
+                f"{indices}; use num_steps {len(indices)} or give as many indices"
+            )
+
+
 def with_solver(config: SchedulerConfig, solver: Literal["unipc", "dpm++", "euler"]) -> SchedulerConfig:
     """A scheduler of another kind with the steps and the shift of ``config``.
 
     Raises:
         ConfigError: the model was distilled for steps of its own.
     """
-    if isinstance(config, FewStepSchedulerConfig):
+    if isinstance(config, (FewStepSchedulerConfig, IndexedFewStepSchedulerConfig)):
         raise ConfigError(f"this model was distilled for its own few steps and takes no other solver ({solver})")
     shift = getattr(config, "shift", 1.0)
     if solver == "euler":

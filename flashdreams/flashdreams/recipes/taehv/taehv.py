@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -195,7 +196,7 @@ class TAEHV(VideoCodec):
         pieces = frames.split(step * self.config.latents_per_pass, dim=1)
         return torch.cat([run(self.encoder, piece, cache.encoder) for piece in pieces], dim=1).transpose(1, 2)
 
-    def decode(self, latent: Tensor, cache: TAEHVCache) -> Tensor:
+    def decode(self, latent: Tensor, cache: TAEHVCache, input: Any = None) -> Tensor:
         return self.decode_unclamped(latent, cache).clamp(-1, 1)
 
     def decode_unclamped(self, latent: Tensor, cache: TAEHVCache) -> Tensor:

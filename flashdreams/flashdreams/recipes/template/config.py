@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from flashdreams.core.controls import ControlSpec
 from flashdreams.infra.config import (
     DecoderConfig,
     DiffusionModelConfig,
@@ -39,13 +39,9 @@ class TemplateControlConfig(EncoderConfig["StreamingEncoder"]):
 
     _target: ClassVar[str] = "flashdreams.recipes.template.modules:TemplateControl"
 
-    def parse_controls(self, text: str) -> Sequence[Any]:
-        try:
-            return [float(word) for word in text.split(",")]
-        except ValueError:
-            raise ValueError(
-                f"control is {text[:40]!r}; expected numbers with commas, one brightness per frame"
-            ) from None
+    @property
+    def takes(self) -> ControlSpec:
+        return ControlSpec(number=(-1.0, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashdreams.core.controls import Control
 from flashdreams.infra.decoder import VideoCodec
 from flashdreams.infra.encoder import StreamingEncoder, TextEncoder
 from flashdreams.recipes.template.config import TemplateNetworkConfig, TemplateTextConfig
@@ -37,9 +38,9 @@ class TemplateTextEncoder(TextEncoder):
 class TemplateControl(StreamingEncoder):
     """Brightness in [-1, 1] of each pixel frame -> mean per latent frame."""
 
-    def encode(self, controls: Sequence[Sequence[Any]], start: int, stop: int, cache: Any) -> Tensor:
+    def encode(self, controls: Sequence[Sequence[Control | None]], start: int, stop: int, cache: Any) -> Tensor:
         """``[B, T]``; the first latent frame of a stream has one pixel frame, every other four."""
-        rows = torch.tensor([[float(value or 0) for value in row] for row in controls])
+        rows = torch.tensor([[(control and control.number) or 0.0 for control in row] for row in controls])
         if start == 0:
             rows = torch.cat([rows[:, :1].expand(-1, 3), rows], dim=1)
         return rows.unflatten(1, (stop - start, 4)).mean(-1)
@@ -81,7 +82,7 @@ class TemplateCodec(VideoCodec):
         cache.encoded += latent.shape[2]
         return latent
 
-    def decode(self, latent: Tensor, cache: TemplateCodecCache) -> Tensor:
+    def decode(self, latent: Tensor, cache: TemplateCodecCache, input: Any = None) -> Tensor:
         video = F.interpolate(latent, scale_factor=(4, 8, 8), mode="nearest").clamp(-1, 1)
         first = cache.decoded == 0
         cache.decoded += latent.shape[2]

@@ -17,22 +17,24 @@ _AXES = {
 
 @dataclass(frozen=True)
 class WanConditions:
-    """Text embeddings ``[B, S, text_dim]``, those of the negative prompt, and what is known of given images.
+    """Text embeddings ``[B, S, text_dim]``, those of the negative prompt, and what is known of given images; for models
+    without text, the latter alone.
 
     ``image_latent`` holds the latents of given first frames or, with ``image_mask`` (1 where a frame is given; four
-    channels, one per pixel frame of a latent one), of a clip that is empty elsewhere. ``image_embed`` holds the tokens
-    of a vision encoder.
+    channels, one per pixel frame of a latent one), of a clip that is empty elsewhere; the last of them stands for all
+    frames after it. ``image_embed`` holds the tokens of a vision encoder.
     """
 
-    text: Tensor
+    text: Tensor | None = None
     negative_text: Tensor | None = None
     image_latent: Tensor | None = None
     image_mask: Tensor | None = None
     image_embed: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.to_dict().items():
-            if value.ndim != _AXES[name].count(",") + 1 or value.shape[0] != self.text.shape[0]:
+        slots = self.to_dict()
+        for name, value in slots.items():
+            if value.ndim != _AXES[name].count(",") + 1 or value.shape[0] != next(iter(slots.values())).shape[0]:
                 raise ValueError(f"condition {name!r} has shape {list(value.shape)}; expected {_AXES[name]}")
 
     def to_dict(self) -> dict[str, Tensor]:
@@ -43,7 +45,6 @@ class WanConditions:
     def from_dict(cls, slots: dict[str, Tensor]) -> WanConditions:
         """Inverse of :meth:`to_dict`."""
         unknown = slots.keys() - {f.name for f in fields(cls)}
-        if unknown or "text" not in slots:
-            expected = ", ".join(name for name in _AXES if name != "text")
-            raise ValueError(f"condition slots are {sorted(slots)}; expected 'text' and any of {expected}")
+        if unknown or not slots:
+            raise ValueError(f"condition slots are {sorted(slots)}; expected some of {', '.join(_AXES)}")
         return cls(**slots)

@@ -26,14 +26,16 @@ class WanNetworkConfig(InstantiateConfig["WanNetwork"]):
     num_layers: int = 30
     in_dim: int = 16
     out_dim: int = 16
-    text_dim: int = 4096
+    text_dim: int | None = 4096
+    """``None``: the model takes no text, and cross-attention reads the image tokens in its place."""
     text_len: int = 512
     freq_dim: int = 256
     patch_size: tuple[int, int, int] = (1, 2, 2)
     eps: float = 1e-6
     rope_theta: float = 10000.0
     image_dim: int | None = None
-    """Width of the image tokens of a CLIP branch (Wan2.1 image-to-video); ``None``: no such branch."""
+    """Width of the image tokens of a CLIP branch (Wan2.1 image-to-video); ``None``: no such branch. Without text they
+    are all that cross-attention reads, by its ordinary weights."""
     image_tokens: int = 257
     """Image tokens in all: of one image, or of two (first and last frame)."""
     image_positions: bool = False
@@ -51,6 +53,8 @@ class WanNetworkConfig(InstantiateConfig["WanNetwork"]):
             raise ConfigError(f"patch_size is {self.patch_size}; this family has (1, p, p)")
         if self.image_positions and self.image_dim is None:
             raise ConfigError("image_positions belong to image tokens; set image_dim too")
+        if self.text_dim is None and self.image_dim is None:
+            raise ConfigError("text_dim and image_dim are both None; cross-attention needs one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,20 @@ class WanTransformerConfig(TransformerConfig):
     network: WanNetworkConfig = WanNetworkConfig()
     dtype: DType = "bfloat16"
     transforms: tuple[str, ...] = field(default=DIT_LAYOUTS, metadata={"names_code": True})
+    reuse_controls: bool = True
+    """Compute what a chunk's controls alone decide once per chunk, not in every pass. The same numbers, for memory."""
 
     @property
     def spatial_patch(self) -> int:
         return self.network.patch_size[1]
+
+    @property
+    def takes_text(self) -> bool:
+        return self.network.text_dim is not None
+
+    def validate(self) -> None:
+        super().validate()
+        if self.guidance_scale != 1 and not self.takes_text:
+            raise ConfigError(
+                f"guidance_scale is {self.guidance_scale}, but this model takes no text to guide by; use 1"
+            )

@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from flashdreams.core.attention import attention
-from flashdreams.core.kv_cache import RollingKVCache
+from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import Rope, apply_rope
 from flashdreams.recipes.wan.config import WanNetworkConfig
 
@@ -26,7 +26,8 @@ class BlockCache:
     """What one block keeps for one rollout: keys and values of the text and of given images, and the rolling
     self-attention cache.
 
-    ``self_kv`` is ``None`` for bidirectional models, whose only chunk attends to itself.
+    ``self_kv`` is ``None`` for bidirectional models, whose only chunk attends to itself. ``state`` is what else a
+    subclass' block keeps (:meth:`WanBlock.initialize_state`).
     """
 
     text_k: Tensor
@@ -34,6 +35,7 @@ class BlockCache:
     self_kv: RollingKVCache | None = None
     image_k: Tensor | None = None
     image_v: Tensor | None = None
+    state: Any = None
 
 
 @dataclass
@@ -47,8 +49,9 @@ class NetworkCache:
 class ChunkContext:
     """Geometry of the current chunk, the same for every block and every pass.
 
-    ``rope`` covers the chunk's tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is
-    the number of cache tokens to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
+    ``start`` is its first latent frame, ``shape`` its frames, rows and columns in tokens. ``rope`` covers the chunk's
+    tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is the number of cache tokens
+    to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
     ``read`` (int64) names the cache tokens to read where that is not all of the first ``visible`` (recaching).
     ``mask`` restricts attention within the chunk where there is no rolling cache (training).
     """
@@ -59,6 +62,8 @@ class ChunkContext:
     sink_tokens: int = 0
     read: Tensor | None = None
     mask: Tensor | None = None
+    start: int = 0
+    shape: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class CrossAttention(nn.Module):
         self.o = nn.Linear(config.dim, config.dim)
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
-        if config.image_dim is not None:
+        if config.image_dim is not None and config.text_dim is not None:
             self.k_img = nn.Linear(config.dim, config.dim)
             self.v_img = nn.Linear(config.dim, config.dim)
             self.norm_k_img = RMSNorm(config.dim, config.eps)
@@ -157,8 +162,8 @@ class CrossAttention(nn.Module):
 class WanBlock(nn.Module):
     """Self-attention, text cross-attention and feed-forward, modulated by the timestep.
 
-    ``inject``, if set, is a module called as ``inject(x, input)`` between self- and cross-attention: the place where
-    conditioners (camera, actions) enter the published models.
+    Conditioners (camera, actions) enter the published models after the one attention or the other: subclasses override
+    :meth:`after_self_attention` and :meth:`after_cross_attention`.
     """
 
     def __init__(self, config: WanNetworkConfig) -> None:
@@ -171,7 +176,27 @@ class WanBlock(nn.Module):
             nn.Linear(config.dim, config.ffn_dim), nn.GELU("tanh"), nn.Linear(config.ffn_dim, config.dim)
         )
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / math.sqrt(config.dim))
-        self.inject: nn.Module | None = None
+
+    def initialize_state(
+        self, geometry: CacheGeometry | None, batch: int, dtype: torch.dtype, device: torch.device
+    ) -> Any:
+        """What this block keeps for one rollout beside its keys and values (``BlockCache.state``).
+
+        Every pass over a chunk may write what belongs to that chunk, and nothing else: passes are repeated.
+
+        Args:
+            geometry: of the rolling cache; ``None`` for bidirectional models.
+            batch: guidance branches included.
+        """
+        return None
+
+    def after_self_attention(self, x: Tensor, input: Any, cache: BlockCache, context: ChunkContext) -> Tensor:
+        """Hook for conditioners: ``x`` ``[B, L, dim]``, returned changed or as it is; ``input`` is this block's."""
+        return x
+
+    def after_cross_attention(self, x: Tensor, input: Any, cache: BlockCache, context: ChunkContext) -> Tensor:
+        """Hook for conditioners, as :meth:`after_self_attention`."""
+        return x
 
     def forward(
         self, x: Tensor, modulation: Modulation, context: ChunkContext, cache: BlockCache, input: Any = None
@@ -180,9 +205,9 @@ class WanBlock(nn.Module):
         shift_sa, scale_sa, gate_sa, shift_ff, scale_ff, gate_ff = modulation.chunks(self.modulation)
         y = self.self_attn(modulate(x, shift_sa, scale_sa, self.eps), context, cache.self_kv)
         x = gated_add(x, y, gate_sa)
-        if self.inject is not None:
-            x = self.inject(x, input)
+        x = self.after_self_attention(x, input, cache, context)
         x = x + self.cross_attn(layer_norm(x, self.norm3), cache)
+        x = self.after_cross_attention(x, input, cache, context)
         return gated_add(x, self.ffn(modulate(x, shift_ff, scale_ff, self.eps)), gate_ff)
 
 
@@ -225,47 +250,75 @@ class ImageEmbedding(nn.Module):
 
 
 class WanNetwork(nn.Module):
-    """Predicts the flow ``noise - clean`` of one chunk. Subclasses override :meth:`condition` to add controls."""
+    """Predicts the flow ``noise - clean`` of one chunk.
+
+    Subclasses add controls: :meth:`prepare` once per chunk, then in every pass :meth:`condition` at the input and
+    :meth:`block_input` for the blocks, which :meth:`make_block` builds.
+    """
 
     def __init__(self, config: WanNetworkConfig) -> None:
         super().__init__()
         self.config = config
         dim = config.dim
         self.patch_embedding = nn.Conv3d(config.in_dim, dim, config.patch_size, config.patch_size)
-        self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU("tanh"), nn.Linear(dim, dim))
+        if config.text_dim is not None:
+            self.text_embedding = nn.Sequential(nn.Linear(config.text_dim, dim), nn.GELU("tanh"), nn.Linear(dim, dim))
         if config.image_dim is not None:
             self.img_emb = ImageEmbedding(config)
         self.time_embedding = nn.Sequential(nn.Linear(config.freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
-        self.blocks = nn.ModuleList(WanBlock(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(self.make_block(index) for index in range(config.num_layers))
         self.head = Head(config)
 
-    def encode_text(self, text: Tensor, image: Tensor | None = None) -> list[BlockCache]:
+    def make_block(self, index: int) -> WanBlock:
+        """Block ``index``, called while the network is built."""
+        return WanBlock(self.config)
+
+    def encode_text(self, text: Tensor | None, image: Tensor | None = None) -> list[BlockCache]:
         """Keys and values of every block, of the text and of image tokens.
 
         Args:
             text: ``[B, S, text_dim]`` with ``S <= text_len``; zero-padded to ``text_len`` before the projection, and
-                the padding is attended, as published.
-            image: ``[B, image_tokens, image_dim]``, for a network with an image branch, which runs without them too.
+                the padding is attended, as published. ``None`` for a network without text.
+            image: ``[B, image_tokens, image_dim]``, for a network with an image branch, which runs without them too;
+                a network without text has them in the text's place.
         """
+        blocks: list[Any] = list(self.blocks)
+        if text is None:
+            tokens = self._embed_image(image)
+            return [BlockCache(*block.cross_attn.encode(tokens)) for block in blocks]
         if text.shape[1] > self.config.text_len:
             raise ValueError(f"text has {text.shape[1]} tokens; this network takes {self.config.text_len}")
         text = F.pad(text, (0, 0, 0, self.config.text_len - text.shape[1]))
         dtype = self.patch_embedding.weight.dtype
         embedded = self.text_embedding(text.to(dtype))
-        blocks: list[Any] = list(self.blocks)
         if image is None:
             return [BlockCache(*block.cross_attn.encode(embedded)) for block in blocks]
-        if self.config.image_dim is None or image.shape[1:] != (self.config.image_tokens, self.config.image_dim):
-            expected = None if self.config.image_dim is None else [self.config.image_tokens, self.config.image_dim]
-            raise ValueError(f"image tokens are {list(image.shape[1:])}; this network takes {expected}")
-        tokens = self.img_emb(image.to(dtype))
+        tokens = self._embed_image(image)
         return [BlockCache(*b.cross_attn.encode(embedded), None, *b.cross_attn.encode_image(tokens)) for b in blocks]
+
+    def _embed_image(self, image: Tensor | None) -> Tensor:
+        """``[B, image_tokens, image_dim] -> [B, image_tokens, dim]``."""
+        width = self.config.image_dim
+        if image is None or width is None or image.shape[1:] != (self.config.image_tokens, width):
+            got = None if image is None else list(image.shape[1:])
+            expected = None if width is None else [self.config.image_tokens, width]
+            raise ValueError(f"image tokens are {got}; this network takes {expected}")
+        return self.img_emb(image.to(self.patch_embedding.weight.dtype))
+
+    def prepare(self, input: Any) -> Any:
+        """What of a chunk's controls depends on neither noise, time nor text: the ``input`` of every pass over the
+        chunk, made once. ``input`` is the streaming encoder's, or ``None``."""
+        return input
 
     def condition(self, x: Tensor, time: Modulation, input: Any) -> tuple[Tensor, Modulation]:
         """Hook for conditioners at the input: tokens ``x`` ``[B, L, dim]`` and time embedding ``time`` (table
         ``[U, dim]``), returned changed or as they are."""
         return x, time
+
+    def block_input(self, index: int, input: Any) -> Any:
+        """What block ``index`` is given of ``input``."""
+        return input
 
     def forward(
         self, latent: Tensor, timestep: Tensor, context: ChunkContext, cache: NetworkCache, input: Any = None
@@ -274,7 +327,7 @@ class WanNetwork(nn.Module):
 
         Args:
             timestep: ``1000 * sigma``, shape ``[B]``, ``[B, T]`` or ``[B, L]`` (``L`` tokens, frame-major).
-            input: the chunk's controls, whatever :meth:`condition` and the blocks' conditioners take.
+            input: the chunk's controls, as :meth:`prepare` left them.
         """
         frames, height, width = latent.shape[2:]
         _, ph, pw = self.config.patch_size
@@ -284,8 +337,8 @@ class WanNetwork(nn.Module):
         silu_time = self.time_projection[0](time.table)
         projected = F.linear(silu_time, *_wide_linear(self.time_projection[1], silu_time.dtype))
         modulation = Modulation(projected.unflatten(-1, (6, -1)), time.index)
-        for block, block_cache in zip(self.blocks, cache.blocks, strict=True):
-            x = block(x, modulation, context, block_cache, input)
+        for i, (block, block_cache) in enumerate(zip(self.blocks, cache.blocks, strict=True)):
+            x = block(x, modulation, context, block_cache, self.block_input(i, input))
         head_time = Modulation(time.table.unsqueeze(1).expand(-1, 2, -1), time.index)
         x = self.head(x, head_time)
         return rearrange(

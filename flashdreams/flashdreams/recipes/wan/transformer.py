@@ -25,7 +25,8 @@ class TransformerCache:
     """One rollout's context.
 
     ``branches`` are the guidance branches: conditional and unconditional, one of them, or both stacked on the batch
-    axis. ``start`` is the number of committed latent frames; ``chunk`` the geometry of the current chunk, derived.
+    axis. ``start`` is the number of committed latent frames. ``chunk`` is the geometry of the current chunk, and
+    ``prepared`` its controls and what they alone decide: both derived, and made anew when they are missing.
     """
 
     layout: Layout
@@ -33,6 +34,7 @@ class TransformerCache:
     branches: list[NetworkCache]
     start: int = 0
     chunk: ChunkContext | None = None
+    prepared: tuple[Any, Any] | None = None
 
 
 class WanTransformer(Transformer):
@@ -60,10 +62,15 @@ class WanTransformer(Transformer):
         self._check(conditions, layout)
         cache = TransformerCache(layout, conditions, [])
         cache.branches = [NetworkCache(blocks) for blocks in self._encode(conditions)]
-        if self.config.window_size_t is not None:
-            for branch in cache.branches:
-                for block in branch.blocks:
-                    block.self_kv = self._empty_kv(layout, batch=block.text_k.shape[0])
+        geometry = None if self.config.bidirectional else self._geometry(layout)
+        weight = self.network.patch_embedding.weight
+        modules: list[Any] = list(self.network.blocks)
+        for branch in cache.branches:
+            for module, block in zip(modules, branch.blocks, strict=True):
+                batch = block.text_k.shape[0]
+                if geometry is not None:
+                    block.self_kv = self._empty_kv(geometry, batch)
+                block.state = module.initialize_state(geometry, batch, weight.dtype, weight.device)
         return cache
 
     def set_conditions(self, cache: TransformerCache, conditions: WanConditions) -> None:
@@ -85,7 +92,11 @@ class WanTransformer(Transformer):
         if self.config.window_size_t is not None:
             self._forward(clean, timestep, cache, input)
         cache.start += clean.shape[2]
-        cache.chunk = None
+        cache.chunk = cache.prepared = None
+
+    def skip(self, frames: int, cache: TransformerCache) -> None:
+        cache.start += frames
+        cache.chunk = cache.prepared = None
 
     def recommit(self, chunks: Mapping[int, tuple[Tensor, Any]], timestep: Tensor, cache: TransformerCache) -> None:
         """Chunk by chunk, in order. Each sees what would have been there had the rollout begun with these chunks: later
@@ -98,7 +109,7 @@ class WanTransformer(Transformer):
             stop = start + latent.shape[2]
             if not self.config.recache_sink and stop <= geometry.sink:
                 continue
-            cache.start, cache.chunk = start, None
+            cache.start, cache.chunk, cache.prepared = start, None, None
             ring = range(max(start if start < geometry.sink else oldest, stop - geometry.ring), stop)
             frames = sorted({*range(min(stop, geometry.sink)), *(frame for frame in ring if frame >= geometry.sink)})
             slots = torch.cat([geometry.token_slots(frame, frame + 1) for frame in frames])
@@ -106,7 +117,7 @@ class WanTransformer(Transformer):
             if geometry.relative and start >= geometry.sink:
                 self._rotate_sinks(cache, geometry, stop, latent)
             self._forward(latent, timestep, cache, input)
-        cache.start, cache.chunk = end, None
+        cache.start, cache.chunk, cache.prepared = end, None, None
 
     def stamp(self, noisy: Tensor, cache: TransformerCache) -> Tensor:
         known = self._stamped(cache, noisy.shape[2])
@@ -124,8 +135,8 @@ class WanTransformer(Transformer):
             timestep[:, : known.shape[2] * (timestep.shape[1] // frames)] = 0
         if self.config.concat_image_mask_to_latent:
             given = cache.conditions.image_mask, cache.conditions.image_latent
-            at = slice(cache.start, cache.start + frames)
-            latent = torch.cat((latent, *(part[:, :, at].to(latent) for part in given if part is not None)), dim=1)
+            latent = torch.cat((latent, *(_frames(part, cache.start, frames).to(latent) for part in given)), dim=1)
+        input = self._prepared(cache, input)
         for branch in cache.branches:
             copies = branch.blocks[0].text_k.shape[0] // batch
             flow = self.network(
@@ -133,6 +144,16 @@ class WanTransformer(Transformer):
             )
             flows += flow.to(dtype).chunk(copies)
         return flows
+
+    def _prepared(self, cache: TransformerCache, input: Any) -> Any:
+        """What the network makes of the chunk's controls before any pass."""
+        if cache.prepared is None or cache.prepared[0] is not input:
+            cache.prepared = None  # so that two are never held at once
+            prepared = self.network.prepare(input)
+            if not self.config.reuse_controls:
+                return prepared
+            cache.prepared = input, prepared
+        return cache.prepared[1]
 
     def _context(self, cache: TransformerCache, latent: Tensor) -> ChunkContext:
         """Geometry of the chunk at ``cache.start``, made on its first pass and shared by the rest."""
@@ -142,10 +163,12 @@ class WanTransformer(Transformer):
         start, stop = cache.start, cache.start + frames
         rope = self._rope(range(start, stop), cache.layout, latent)
         window = self.config.window_size_t
+        rows, columns = self._grid(cache.layout)
+        place: Any = {"start": start, "shape": (frames, rows, columns)}
         if window is None:
             if start:
                 raise ValueError("this model has no rolling window and makes a single chunk; set window_size_t")
-            cache.chunk = ChunkContext(rope)
+            cache.chunk = ChunkContext(rope, **place)
             return cache.chunk
         geometry = self._geometry(cache.layout)
         cache.chunk = ChunkContext(
@@ -153,6 +176,7 @@ class WanTransformer(Transformer):
             geometry.token_slots(start, stop).to(latent.device),
             geometry.visible(stop) * geometry.tokens_per_frame,
             max(0, min(stop, geometry.sink) - start) * geometry.tokens_per_frame if geometry.relative else 0,
+            **place,
         )
         if geometry.relative and stop > window:
             self._rotate_sinks(cache, geometry, stop, latent)
@@ -168,14 +192,19 @@ class WanTransformer(Transformer):
 
     def _rope(self, frames: range, layout: Layout, like: Tensor) -> Rope:
         network = self.config.network
-        rows, columns = layout.height // network.patch_size[1], layout.width // network.patch_size[2]
+        rows, columns = self._grid(layout)
         dtype = torch.promote_types(like.dtype, torch.float32)
         return rope_3d(frames, rows, columns, network.head_dim, network.rope_theta, dtype).to(like.device)
 
+    def _grid(self, layout: Layout) -> tuple[int, int]:
+        """Rows and columns of one latent frame, in tokens."""
+        _, ph, pw = self.config.network.patch_size
+        return layout.height // ph, layout.width // pw
+
     def _tokens(self, layout: Layout) -> int:
         """Tokens of one latent frame."""
-        _, ph, pw = self.config.network.patch_size
-        return (layout.height // ph) * (layout.width // pw)
+        rows, columns = self._grid(layout)
+        return rows * columns
 
     def _geometry(self, layout: Layout) -> CacheGeometry:
         config = self.config
@@ -183,10 +212,9 @@ class WanTransformer(Transformer):
         relative = config.rope == "cache_relative"
         return CacheGeometry(config.window_size_t, config.sink_size_t, self._tokens(layout), relative)
 
-    def _empty_kv(self, layout: Layout, batch: int) -> RollingKVCache:
+    def _empty_kv(self, geometry: CacheGeometry, batch: int) -> RollingKVCache:
         weight = self.network.patch_embedding.weight
         network = self.config.network
-        geometry = self._geometry(layout)
         return RollingKVCache(geometry, batch, network.num_heads, network.head_dim, weight.dtype, weight.device)
 
     def _stamped(self, cache: TransformerCache, frames: int) -> Tensor | None:
@@ -198,18 +226,28 @@ class WanTransformer(Transformer):
 
     def _check(self, conditions: WanConditions, layout: Layout) -> None:
         """The conditions are those that this model needs, of this rollout's size."""
-        latent = conditions.image_latent
+        latent, takes_text = conditions.image_latent, self.config.takes_text
+        if takes_text != (conditions.text is not None):
+            raise ValueError(f"this model takes {'a' if takes_text else 'no'} text; the conditions hold the opposite")
         if self.config.concat_image_mask_to_latent and (latent is None or conditions.image_mask is None):
             raise ValueError("this model makes a video from an image; none was given")
         if self.config.network.image_dim is not None and conditions.image_embed is None:
             raise ValueError("this model attends to the tokens of an image; the conditions hold none (image_embed)")
+        whole = self.config.bidirectional and self.config.concat_image_mask_to_latent
+        if whole and latent is not None and latent.shape[2] != layout.plan.first_len_t:
+            raise ValueError(
+                f"the image's clip has {latent.shape[2]} latent frames; expected {layout.plan.first_len_t}"
+            )
         if latent is not None and tuple(latent.shape[-2:]) != (layout.height, layout.width):
             size = f"{layout.height}x{layout.width}"
             raise ValueError(f"the image's latent is {list(latent.shape)}; expected {size} rows and columns")
 
     def _encode(self, conditions: WanConditions) -> list[list[BlockCache]]:
         """Keys and values of each guidance branch: one branch at scale 0 or 1, else two, or both stacked."""
-        texts, image = self._branch_texts(conditions), conditions.image_embed
+        image = conditions.image_embed
+        if conditions.text is None:
+            return [self.network.encode_text(None, image)]
+        texts = self._branch_texts(conditions)
         return [
             self.network.encode_text(text, None if image is None else _repeat(image, len(text) // len(image)))
             for text in texts
@@ -218,6 +256,7 @@ class WanTransformer(Transformer):
     def _branch_texts(self, conditions: WanConditions) -> list[Tensor]:
         """Text of each guidance branch."""
         scale = self.config.guidance_scale
+        assert conditions.text is not None
         if scale == 1:
             return [conditions.text]
         if conditions.negative_text is None:
@@ -231,11 +270,25 @@ class WanTransformer(Transformer):
         return [torch.cat([torch.nn.functional.pad(text, (0, 0, 0, longest - text.shape[1])) for text in both])]
 
 
+def _frames(clip: Tensor | None, start: int, count: int) -> Tensor:
+    """``count`` latent frames of ``clip`` ``[B, C, T, h, w]`` from ``start`` on; its last stands for all after it."""
+    assert clip is not None
+    last = clip.shape[2] - 1
+    if start + count <= last + 1:
+        return clip[:, :, start : start + count]
+    return clip[:, :, [min(frame, last) for frame in range(start, start + count)]]
+
+
 def _repeat(value: Any, copies: int) -> Any:
-    """``value``, a tree with the batch on axis 0 of each tensor, stacked ``copies`` times."""
+    """``value``, a tree with the batch on axis 0 of each tensor, stacked ``copies`` times (a batch of 1 without
+    copying)."""
     if copies == 1 or value is None:
         return value
-    return _map(value, lambda tensor: torch.cat([tensor] * copies))
+    return _map(value, lambda tensor: torch.cat([tensor] * copies) if len(tensor) > 1 else _expand(tensor, copies))
+
+
+def _expand(tensor: Tensor, copies: int) -> Tensor:
+    return tensor.expand(copies, *tensor.shape[1:])
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +125,7 @@ class WanVAE(VideoCodec):
         pieces = video[:, :, :start], *video[:, :, start:].split(step, dim=2)
         return torch.cat([self._encode_piece(piece, cache.encoder) for piece in pieces if piece.shape[2]], dim=2)
 
-    def decode(self, latent: Tensor, cache: WanVAECache) -> Tensor:
+    def decode(self, latent: Tensor, cache: WanVAECache, input: Any = None) -> Tensor:
         """Normalised latents ``[B, C, T, h, w]``, any number, -> video ``[B, 3, frames, H, W]`` in [-1, 1]."""
         return self.decode_unclamped(latent, cache).clamp(-1, 1)
 

@@ -1,0 +1,282 @@
+"""What a model needs and how fast it can be, before anything is downloaded: one steady chunk on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from flashdreams.acceleration.counting import WorkCounter, counting
+from flashdreams.core.controls import Control, ControlSpec, Frame, Intrinsics, Pose
+from flashdreams.infra.config import ModuleConfig, PipelineConfig
+from flashdreams.infra.layout import Layout
+from flashdreams.infra.load import with_checkpoints_from
+from flashdreams.infra.loading import build_on_meta, expert_configs
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module: where it lives, its parameters and their bytes."""
+
+    name: str
+    parameters: int
+    weights: int
+    dtype: str
+    resident: bool = True
+    """Whether it stays on the device while chunks are made."""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """Figures of one rollout in its steady state (or of the one chunk of a bidirectional model).
+
+    ``flops`` by phase (``control``, ``denoise``, ``commit``, ``decode``) of one chunk, with all its steps; ``kinds``
+    the same by kind of work. Bytes: ``state`` is what a rollout keeps, ``transient`` the most that a phase adds.
+    """
+
+    name: str
+    height: int
+    width: int
+    frames: int
+    """Pixel frames of one chunk."""
+    latent_frames: int
+    window: int | None
+    steps: int
+    fps: float
+    parts: tuple[Part, ...]
+    flops: dict[str, int]
+    kinds: dict[str, int]
+    state: int
+    transient: dict[str, int]
+    largest_block: int
+    """Bytes of the largest block of a transformer."""
+    blocks: int
+    """Bytes of all blocks of the transformers that stay on the device."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights that stay on the device."""
+        return sum(part.weights for part in self.parts if part.resident)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at once on the device."""
+        return self.weights + self.state + max(self.transient.values())
+
+    @property
+    def peak_offloaded(self) -> int:
+        """The same with the transformer's blocks in the CPU's memory, and two at a time on the device."""
+        return self.peak - self.blocks + min(self.blocks, 2 * self.largest_block)
+
+    @property
+    def total_flops(self) -> int:
+        return sum(self.flops.values())
+
+
+def plan_model(
+    config: PipelineConfig, *, height: int | None = None, width: int | None = None, num_frames: int | None = None
+) -> ModelPlan:
+    """Run one chunk of ``config`` where nothing is computed, and count.
+
+    Args:
+        height, width: pixels; the model's own by default.
+        num_frames: length of the clip of a bidirectional model; its own by default.
+    """
+    config = with_checkpoints_from(config, "random:0")  # or a text encoder would look for its vocabulary
+    height, width = height or config.height, width or config.width
+    multiple = config.size_multiple
+    if height % multiple or width % multiple:
+        raise ValueError(f"size {height}x{width} is not a multiple of {multiple} in height and width")
+    model = config.diffusion_model
+    transformer = model.transformer
+    if num_frames is not None and not transformer.bidirectional:
+        raise ValueError(f"{config.name} goes on without end; its chunks are the same at any length")
+    length = config.latent_frames(num_frames) if num_frames else None
+    with torch.no_grad():
+        experts = [_on_meta(expert) for expert in expert_configs(model)]
+        decoder = None if config.decoder is None else _on_meta(config.decoder)
+        encoder = None if config.encoder is None else _on_meta(config.encoder)
+        compression = config.decoder.spatial_compression if config.decoder else 1
+        layout = Layout(
+            1, experts[-1].latent_channels, height // compression, width // compression, config.plan(0, length)
+        )
+        modules = [module for module in (*experts, decoder, encoder) if module is not None]
+        with counting(*modules) as counter:
+            run = _Run(config, layout, counter, experts, decoder, encoder)
+            run.roll()
+    blocks = [_blocks(expert) for expert in (experts[:1] if model.swap_experts else experts)]
+    return ModelPlan(
+        name=config.name, height=height, width=width, frames=run.frames, latent_frames=run.latent_frames,
+        window=transformer.window_size_t, steps=run.steps, fps=config.fps,
+        parts=_parts(config, experts, decoder, encoder),
+        flops=dict(run.flops), kinds=dict(run.kinds), state=run.state, transient=run.transient,
+        largest_block=max((max(sizes, default=0) for sizes in blocks), default=0),
+        blocks=sum(map(sum, blocks)), notes=tuple(run.notes),
+    )  # fmt: skip
+
+
+class _Run:
+    """The first chunk of a rollout, and the first from which on nothing changes any more, which is counted."""
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        layout: Layout,
+        counter: WorkCounter,
+        experts: list[Any],
+        decoder: Any,
+        encoder: Any,
+    ) -> None:
+        self.config, self.layout, self.counter = config, layout, counter
+        self.experts, self.decoder, self.encoder = experts, decoder, encoder
+        self.flops: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.transient: dict[str, int] = {}
+        self.notes: list[str] = []
+        scheduler = config.diffusion_model.scheduler.setup()
+        boundaries = sorted((expert.sigma_low for expert in config.diffusion_model.high_noise), reverse=True)
+        used = [sum(step.sigma < low for low in boundaries) for step in scheduler.steps_of(first=False)]
+        self.steps = len(used)
+        self.calls = Counter(used)
+        """Steps of each expert."""
+
+    def roll(self) -> None:
+        transformer = self.config.diffusion_model.transformer
+        conditions = self.experts[-1].conditions_type.from_dict(_slots(self.config, self.layout))
+        caches = [expert.initialize_cache(self.layout, conditions) for expert in self.experts]
+        decoding = self.decoder.initialize_cache() if self.decoder else None
+        encoding = self.encoder.initialize_cache(self.layout) if self.encoder else None
+        until, chunk = transformer.window_size_t or 0, 0
+        if until:
+            self._chunk(0, caches, decoding, encoding, counted=False)
+            chunk = 1
+            while self.layout.plan.span(chunk)[1] < until:
+                chunk += 1
+            for expert, cache in zip(self.experts, caches, strict=True):
+                expert.skip(self.layout.plan.span(chunk)[0] - self.layout.plan.span(0)[1], cache)
+        self._chunk(chunk, caches, decoding, encoding, counted=True)
+
+    def _chunk(self, chunk: int, caches: list[Any], decoding: Any, encoding: Any, *, counted: bool) -> None:
+        start, stop = self.layout.plan.span(chunk)
+        latent = torch.zeros(self.layout.shape(chunk), device="meta")
+        timestep = torch.full((1,), 500.0, device="meta")
+        self.latent_frames = stop - start
+        self.frames = self.config.decoder.frames(start, stop) if self.config.decoder else stop - start
+        self.state = self.counter.live
+        with self._phase("control", counted):
+            input = self._input(start, stop, encoding)
+        for index, (expert, cache) in enumerate(zip(self.experts, caches, strict=True)):
+            if counted:
+                for first in (True, False):  # what is made once per chunk is made in the first pass
+                    if times := 1 if first else self.calls[index] - 1:
+                        with self._phase("denoise", True, times):
+                            expert.predict_flow(latent, timestep, cache, input)
+            with self._phase("commit", counted):
+                expert.commit(latent, timestep, cache, input)
+        if self.decoder is not None:
+            with self._phase("decode", counted):
+                self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), decoding, input)
+
+    @contextmanager
+    def _phase(self, name: str, counted: bool, times: int = 1) -> Generator[None]:
+        self.counter.reset()
+        before = self.counter.live
+        yield
+        if counted:
+            self.flops[name] += times * sum(self.counter.flops.values())
+            self.kinds.update({kind: times * flops for kind, flops in self.counter.flops.items()})
+            self.transient[name] = max(self.transient.get(name, 0), self.counter.peak - before)
+
+    def _input(self, start: int, stop: int, cache: Any) -> Any:
+        """What the streaming encoder makes of controls like those it takes."""
+        if self.encoder is None:
+            return None
+        config = self.config.encoder
+        assert config is not None
+        scale = getattr(config, "scale", 1)
+        compression = self.config.decoder.spatial_compression if self.config.decoder else 1
+        size = self.layout.height * compression // scale, self.layout.width * compression // scale
+        control = _sample(config.takes, size)
+        made = self.encoder.encode([[control] * (self.frames + config.lookahead)], start, stop, cache)
+        return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
+
+
+_IDENTITY = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+
+
+def _sample(spec: ControlSpec, size: tuple[int, int]) -> Control | None:
+    """A control of each kind that a model needs to be told all the time."""
+    pose = None
+    if spec.pose:
+        height, width = size
+        pose = Pose(_IDENTITY, Intrinsics(width, width, width / 2, height / 2, width, height))
+    frame = Frame(np.zeros((*size, 3), np.uint8)) if spec.frame else None
+    return Control(pose=pose, frame=frame) if pose or frame else None
+
+
+def _on_meta(config: ModuleConfig) -> Any:
+    module = build_on_meta(config)
+    return module.to("meta").to(getattr(torch, config.dtype)).eval().requires_grad_(False)
+
+
+def _slots(config: PipelineConfig, layout: Layout) -> dict[str, Tensor]:
+    """Conditions of the sizes that the model takes, an image included where it needs one."""
+    model, transformer = config.diffusion_model, config.diffusion_model.transformer
+    make = lambda *shape: torch.zeros(1, *shape, device="meta")  # noqa: E731
+    slots = {}
+    if transformer.takes_text:
+        length, width = transformer.text_shape
+        slots["text"] = make(length or 512, width or 1)
+        if model.negative_prompt(None) is not None:
+            slots["negative_text"] = make(length or 512, width or 1)
+    if config.image_use == "concat":
+        frames = layout.plan.first_len_t if transformer.bidirectional else 2
+        step = config.decoder.temporal_compression if config.decoder else 1
+        slots["image_latent"] = make(layout.channels, frames, layout.height, layout.width)
+        slots["image_mask"] = make(step, frames, layout.height, layout.width)
+    if config.image_encoder is not None:
+        network: Any = transformer.network
+        slots["image_embed"] = make(network.image_tokens, network.image_dim)
+    return slots
+
+
+def _blocks(transformer: nn.Module) -> list[int]:
+    """Bytes of each of the blocks that a transformer is a stack of: its longest list of modules."""
+    lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList)]
+    longest = max(lists, key=len, default=())
+    return [_bytes(block) for block in longest]
+
+
+def _bytes(module: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _parts(config: PipelineConfig, experts: list[Any], decoder: Any, encoder: Any) -> tuple[Part, ...]:
+    """Every module of the pipeline, those that come and go included."""
+    swap = config.diffusion_model.swap_experts
+    parts = []
+    for number, expert in enumerate(experts):
+        name = "transformer" if len(experts) == 1 else f"transformer {number} ({'low' if number else 'high'} noise)"
+        parts.append(_part(name, expert, expert.config.dtype, not swap or number == 0))
+    for name, module in (("decoder", decoder), ("encoder", encoder)):
+        if module is not None:
+            parts.append(_part(name, module, module.config.dtype, True))
+    if config.text_encoder is not None:
+        own = config.text_encoder
+        stays = own.residence == "device" and not own.cache_embeddings
+        parts.append(_part("text encoder", _on_meta(own), own.dtype, stays))
+    if config.image_encoder is not None:
+        parts.append(_part("image encoder", _on_meta(config.image_encoder), config.image_encoder.dtype, True))
+    return tuple(part for part in parts if part.parameters)
+
+
+def _part(name: str, module: nn.Module, dtype: str, resident: bool) -> Part:
+    return Part(name, sum(p.numel() for p in module.parameters()), _bytes(module), dtype, resident)

@@ -1,0 +1,1 @@
+"""Post-processors without weights, which come with the runtime."""

@@ -1,0 +1,113 @@
+"""``flashdreams plan``: counted work and memory against real runs and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from flashdreams.acceleration.counting import counting
+from flashdreams.acceleration.devices import DEVICES, this_cpu
+from flashdreams.acceleration.plan import plan_model
+from flashdreams.config import derive_config
+from flashdreams.core.attention import attention
+from flashdreams.infra.errors import UserError
+from flashdreams.plugins.registry import get_runner
+from flashdreams.scripts.main import dispatch
+from template_model import template_pipeline
+
+pytestmark = pytest.mark.ci_cpu
+
+
+def test_work_of_a_chunk_is_what_the_arithmetic_says():
+    """Self-Forcing 1.3B at 480x832, a window of 21 full: 202.0 TFLOP of network, 40.65 of the decoder."""
+    plan = plan_model(get_runner("self-forcing-t2v-1.3b").pipeline)
+    dim, layers, queries, keys = 1536, 30, 4680, 32760
+    linears = layers * queries * 2 * (6 * dim**2 + 2 * dim * 8960)
+    attended = layers * 4 * dim * queries * (keys + 512)
+    one_pass = (linears + attended) / 1e12
+    assert plan.flops["commit"] / 1e12 == pytest.approx(one_pass, rel=0.001)
+    assert plan.flops["denoise"] == 4 * plan.flops["commit"]
+    assert plan.flops["decode"] / 1e12 == pytest.approx(40.65, rel=0.001)
+    (transformer, *_) = plan.parts
+    assert transformer.parameters == 1_418_996_800
+    assert plan.state > 2 * layers * keys * dim * 2, "keys and values in bfloat16, and what the decoder keeps"
+    assert plan.frames == 12 and plan.steps == 4
+    assert not [part for part in plan.parts if part.name == "text encoder" and part.resident]
+
+
+def test_work_is_that_of_a_counter_on_a_real_run():
+    pipeline = template_pipeline(window_size_t=4, guidance_scale=2.0)
+    for expert in pipeline.diffusion_model.experts:
+        expert.config = derive_config(expert.config, network={"attention": "reference"})
+        for block in expert.network.blocks:
+            block.self_attn.backend = block.cross_attn.backend = "reference"  # products that the counter knows
+    rollout = pipeline.rollout("a", num_chunk=None)
+    chunks = 0
+    while rollout.cache.experts[0].start < 4:
+        next(rollout)
+        rollout.flush()
+        chunks += 1
+    with FlopCounterMode(display=False) as counted:
+        next(rollout)
+        rollout.flush()
+    plan = plan_model(pipeline.config)
+    assert plan.total_flops == pytest.approx(counted.get_total_flops(), rel=0.01)
+
+
+def test_live_and_peak_bytes_are_those_of_the_tensors():
+    weight = torch.nn.Linear(8, 8).to("meta")
+    with torch.no_grad(), counting(weight) as counter:
+        x = torch.zeros(4, 8, device="meta")
+        assert counter.live == 128
+        y = weight(x).view(8, 4)
+        assert counter.live == 256, "a view is no new memory, nor is a weight"
+        del x
+        assert counter.live == 128
+        counter.reset()
+        weight(y.view(4, 8)).relu()
+        assert (counter.live, counter.peak) == (128, 384)
+        q = torch.zeros(1, 6, 2, 16, device="meta")
+        assert attention(q, q, q).shape == q.shape
+        assert counter.flops["attention"] == 4 * 6 * 6 * 2 * 16
+    real = torch.randn(1, 6, 2, 16)
+    assert attention(real, real, real).is_cpu, "the backends are back in their places"
+
+
+def test_a_two_expert_model_on_one_device_holds_one_expert():
+    plan = plan_model(get_runner("wan22-t2v-a14b").pipeline, num_frames=5)
+    high, low, *_ = plan.parts
+    assert high.resident and not low.resident and high.parameters == low.parameters == 14_288_491_584
+    assert plan.latent_frames == 2
+    assert plan.peak_offloaded < plan.peak - 0.9 * high.weights
+
+
+def test_the_command_says_it_in_numbers(capsys):
+    assert dispatch(["plan", "tiny-world", "--device", "4090"]) == 0
+    page = capsys.readouterr().out
+    assert "tiny-world: 128x128, 1 latent = 4 frames a chunk, window 6, 4 steps" in page
+    assert "4,087,344 parameters in float32" in page and "GeForce RTX 4090" in page
+    assert dispatch(["plan", "tiny-world", "--json", "--height", "256"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["height"] == 256 and facts["fits"] and facts["total_flops"] > 0
+
+
+def test_mistakes_are_said(capsys):
+    for words, message in (
+        (["tiny-world", "--device", "h900"], "expected one of a100"),
+        (["tiny-world", "--height", "100"], "not a multiple of 32"),
+        (["tiny-world", "--num-frames", "9"], "goes on without end"),
+        ([], "name one model or give --all"),
+        (["tiny-world", "--all"], "name one model or give --all"),
+    ):
+        with pytest.raises(UserError, match=message):
+            dispatch(["plan", *words])
+
+
+def test_devices_fall_back_to_a_wider_format():
+    assert DEVICES["h100"].rate("bfloat16") == 989e12
+    assert DEVICES["h100"].rate("float64") == DEVICES["h100"].rate("float32")
+    cpu = this_cpu()
+    assert cpu.rate("float32") > 1e9 and cpu.memory > 0.1
