@@ -173,10 +173,20 @@ def test_a_compressed_archive_is_read_whole(file):
     assert same(module, weights())
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, torch.ones(3), "text", {}])
+@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, [torch.ones(3)], "text", {}])
 def test_files_without_named_tensors(file, content):
     torch.save(content, file)
     with pytest.raises(CheckpointError, match="holds no tensors by name"):
+        load_checkpoint(meta_model(), str(file))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_tensor_that_stands_alone_has_a_name_of_ours(file, zipped):
+    """Embeddings are published so; a state-dict transform gives them the module's own name."""
+    torch.save(torch.arange(6.0).view(2, 3), file, _use_new_zipfile_serialization=zipped)
+    opened = open_checkpoint(file)
+    assert list(opened.tensors) == ["tensor"] and torch.equal(opened.read("tensor"), torch.arange(6.0).view(2, 3))
+    with pytest.raises(CheckpointError, match="does not fit SmallModel"):
         load_checkpoint(meta_model(), str(file))
 
 

@@ -26,6 +26,7 @@ TORCH_FREE = [
     "flashdreams.config",
     "flashdreams.plugins",
     "flashdreams.infra.config",
+    "flashdreams.infra.postprocess",
     *(f"flashdreams.recipes.{name}.config" for name in FAMILIES if (RUNTIME / "recipes" / name / "config.py").exists()),
     *(f"{name}.config" for name in INTEGRATIONS),
 ]

@@ -9,8 +9,12 @@ from torch import Tensor
 from cases import (
     block_causal,
     clip,
+    cosmos,
     few_step,
+    flashvsr,
     flow_euler,
+    lingbot,
+    matrix_game,
     multistep,
     self_forcing,
     taehv,
@@ -35,6 +39,10 @@ CASES = (
     taehv,
     umt5,
     clip,
+    cosmos,
+    matrix_game,
+    flashvsr,
+    lingbot,
 )
 
 

@@ -1,0 +1,1 @@
+"""Cosmos-Predict2.5 as a plugin of flashdreams."""

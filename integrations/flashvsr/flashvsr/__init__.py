@@ -1,0 +1,1 @@
+"""FlashVSR: streaming x4 video super-resolution in one step."""

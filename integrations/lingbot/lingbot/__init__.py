@@ -1,0 +1,1 @@
+"""LingBot-World as a plugin of flashdreams."""
