@@ -90,7 +90,7 @@ def frame_run(
             num_chunk=config.num_chunk, frames_until=lambda n: out(pipeline.frames_until(n, given)), **length
         )
         latent = pipeline.plan(given).frames_until(chunks)
-        return Framing(height, width, chunks, None, latent, image, last_image, clip)
+        return Framing(height, width, chunks, None, latent, image, last_image, clip, own_size)
     if config.num_chunk not in (None, 1):
         raise UserError(f"{config.runner_name} makes a whole clip as one chunk; give its length with --num-frames")
     latent = resolve_length(
