@@ -135,6 +135,32 @@ def test_what_shapes_prove_in_one_block_helps_the_others_with_the_same_names():
     assert found.is_complete and found.mapping["b.2.foo.weight"] == ("b.2.zw.weight",)
 
 
+def test_lists_of_unlike_things_are_not_paired_by_place():
+    """Norms, then layers, on the one side; by turns on the other. The odd head keeps the blocks from being equal."""
+    linear, norm = {"w": (8, 4)}, {"w": (8,)}
+    layouts = (norm, linear, norm, linear), (norm, norm, linear, linear)
+    model, checkpoint = (
+        {f"b.{at}.{name}": shape for at, layer in enumerate(layers) for name, shape in layer.items()}
+        for layers in layouts
+    )
+    found = suggest(model, checkpoint | {"b.3.scale": (9,)})
+    assert "b.2.w" not in found.mapping
+
+
+def test_numbers_in_a_list_are_not_identities_where_the_other_side_counts_from_one():
+    model = {f"m.l.{at}.{name}.weight": (8, 8) for at in range(3) for name in ("q", "o")}
+    checkpoint = {f"m.l.{at + 1}.{name}.weight": (8, 8) for at in range(3) for name in ("q", "o")}
+    found = suggest(model, checkpoint | {"m.l.3.q.tied": (8, 8)})
+    assert all(found.mapping.get(key, (right,)) == (right,) for key, right in zip(model, checkpoint, strict=True))
+    assert "m.l.1.o.weight" in found.mapping
+
+
+def test_which_of_two_numbers_counts_the_blocks_is_left_open_where_there_are_as_many_of_both():
+    model = {f"b.{at}.norms.{norm}.weight": (8,) for at in range(3) for norm in range(3)} | {"b.0.x": (3,)}
+    checkpoint = {f"b.ln_{norm + 1}.{at}.weight": (8,) for at in range(3) for norm in range(3)} | {"b.x.0": (3,)}
+    assert not any("norms" in key for key in suggest(model, checkpoint).mapping)
+
+
 def test_fused_projections_are_taken_apart_in_the_order_that_their_name_spells():
     model = block("b.#.attn.q", "b.#.attn.k", "b.#.attn.v", "b.#.attn.o")
     fused = block("b.#.attn.o") | {

@@ -26,16 +26,21 @@ _PLAIN = (
 _BESIDE = re.compile(r"optim|sched|scaler", re.IGNORECASE)
 _DEPTH = 4
 
+ALONE = "tensor"
+"""Name given to the tensor of a file that holds one tensor and no names."""
+
 
 def select(content: Any, path: Path, entry: str | None) -> tuple[dict[str, Any], list[str]]:
     """The state dict inside ``content``, and what to tell the person about the choice.
 
     Averaged (EMA) weights come before the plain ones, since they are what models are published with; ``entry`` (names
-    joined by ``/``) overrules that.
+    joined by ``/``) overrules that. A tensor that stands alone is called :data:`ALONE`.
 
     Raises:
         CheckpointError: there is no state dict, no such entry, or several of equal standing.
     """
+    if isinstance(content, Tensor) and not entry:
+        return {ALONE: content}, []
     if entry:
         for name in entry.split("/"):
             if not isinstance(content, Mapping) or name not in content:

@@ -6,85 +6,40 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 
-from flashdreams.core.checkpoint.suggest_fused import Bundle
 from flashdreams.core.checkpoint.suggest_numbers import ELIMINATED
-from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
+from flashdreams.core.checkpoint.suggest_outcome import Link, Match
+from flashdreams.core.checkpoint.suggest_support import unsupported
 from flashdreams.core.checkpoint.suggest_tree import Node, squeeze, turn
-from flashdreams.core.checkpoint.suggest_words import name_of, spelled_parts, template_of
+from flashdreams.core.checkpoint.suggest_turned import block_of, item_of, judge_transposed
+from flashdreams.core.checkpoint.suggest_words import name_of, spelled_parts
 
 Path = tuple[str, ...]
 
 
 def judge(match: Match) -> None:
     """Take back what is contradicted, until nothing is: what one doubt leaves may speak against another link."""
-    _judge_transposed(match)
+    judge_transposed(match)
     count = -1
     while count != (count := len(match.links) + len(match.bundles)):
         _judge_words(match)
         _judge_modules(match)
         _judge_leftovers(match)
-        _judge_transposed(match)
+        judge_transposed(match)
+        match.doubt(unsupported(match), "its shape fits, but so may others, and of its name no word speaks for it")
 
 
 def _judge_words(match: Match) -> None:
     """What is of queries, keys or values is so on both sides, in blocks where names say it on both; and what is called
     by all three is not another thing, while one of that name is left open."""
-    said = {_block(link.target) for link in match.tensors if _letters(link.source) & _letters(link.target)}
+    said = {block_of(link.target) for link in match.tensors if _letters(link.source) & _letters(link.target)}
     left = {squeeze(leaf.shape) for leaf in (*match.left, *match.lacking) if _is_spelled(leaf)}
     wrong = [
         link
         for link in match.tensors
-        if (_block(link.target) in said and bool(_letters(link.source)) != bool(_letters(link.target)))
+        if (block_of(link.target) in said and bool(_letters(link.source)) != bool(_letters(link.target)))
         or (squeeze(link.target.shape) in left and _is_spelled(link.source) != _is_spelled(link.target))
     ]
-    _doubt(match, wrong, "its shape fits, but of the two names just one is of a query, key or value")
-
-
-def _judge_transposed(match: Match) -> None:
-    """Where some matrices are transposed, so may be those whose shape does not show it: square ones, and two of
-    opposite shapes. They are as all others of their block; where these are of both kinds, or do not show it either, or
-    are left open, it is unknown."""
-    blocks: dict[str, list[Link]] = defaultdict(list)
-    for link in match.tensors:
-        if _is_matrix(link.source):
-            blocks[_block(link.target)].append(link)
-    for bundle in match.bundles:
-        blocks[_block(bundle.inner[0])] += []  # even if nothing else in it is linked
-    biases = {link.source.path[:-1]: link.source.shape for link in match.tensors if link.source.is_bias}
-    matrices = [link for links in blocks.values() for link in links if not _is_square(link.source)]
-    some, some_plain = any(map(_is_turned, matrices)), not all(map(_is_turned, matrices))
-    blocks_of: dict[str, set[str]] = defaultdict(set)
-    for link in match.tensors:
-        blocks_of[_block(link.source)].add(_block(link.target))
-    telling = [leaf for leaf in (*match.left, *match.lacking) if _is_matrix(leaf) and not _is_square(leaf)]
-    left = {block for leaf in telling for block in (_block(leaf), *blocks_of[_block(leaf)])}
-    fused = [bundle for bundle in match.bundles if _is_matrix(bundle.outer[0])]
-    shown = {_block(bundle.inner[0]) for bundle in fused if not _is_hidden(bundle)}
-    before, match.turned = match.turned, set()
-    for block, links in blocks.items():
-        shapes = {squeeze(link.source.shape) for link in links}
-        shapes |= {squeeze(leaf.shape) for leaf in match.lacking if _block(leaf) == block}
-        turned = [link for link in links if _is_turned(link)]
-        plain = [link for link in links if not _is_turned(link) and not _is_square(link.source)]
-        hidden = [link for link in links if _is_square(link.source)]
-        unsure = [
-            link
-            for link in plain
-            if squeeze(link.source.shape)[::-1] in shapes
-            and biases.get(link.source.path[:-1]) != squeeze(link.source.shape)[:1]
-        ]
-        untold = not turned and len(plain) == len(unsure) and block not in shown
-        sure = bool(block) or not some_plain  # modules outside lists have nothing to do with each other
-        if turned and not plain and block not in left and sure:
-            match.turned |= {link.source.key for link in hidden}
-        elif turned or (untold and (some or block in left)):
-            _doubt(match, [*hidden, *unsure], "matrices around it are transposed or left open; its shape tells nothing")
-        else:
-            stale = [link for link in hidden if link.source.key in before]
-            _doubt(match, stale, "the transposed matrices around it are in doubt themselves")
-            continue
-        bundles = [bundle for bundle in match.bundles if _is_hidden(bundle) and _block(bundle.inner[0]) == block]
-        _doubt_bundles(match, bundles, "its parts may be transposed")
+    match.doubt(wrong, "its shape fits, but of the two names just one is of a query, key or value")
 
 
 def _judge_modules(match: Match) -> None:
@@ -116,13 +71,13 @@ def _judge_modules(match: Match) -> None:
         for side in (0, 1):
             module, there = modules[side][pair[side].path[:-1]], 1 - side
             beside = [one[there] for one in members[side][module] if one[side].path[:-1] != pair[side].path[:-1]]
-            found = [leaf.path[:-2] for leaf in beside if _item(leaf) == _item(pair[there])]
+            found = [leaf.path[:-2] for leaf in beside if item_of(leaf) == item_of(pair[there])]
             apart.append(_is_apart(pair[there].path[:-2], found))
             if apart[side] is None and module not in open_modules[side]:
                 apart[side] = False
         if alone or (any(apart) and False not in apart):
             crossed.append(link)
-    _doubt(match, crossed, "its shape fits, but what is beside it in the two modules belongs to others")
+    match.doubt(crossed, "its shape fits, but what is beside it in the two modules belongs to others")
 
 
 def _judge_leftovers(match: Match) -> None:
@@ -160,13 +115,13 @@ def _judge_leftovers(match: Match) -> None:
             or any(link.source.path[: len(path)] == path for path in below)
         )
     ]
-    _doubt(match, wrong, "its shape fits, but its name or the tensors beside it say otherwise")
+    match.doubt(wrong, "its shape fits, but its name or the tensors beside it say otherwise")
     split = [
         bundle
         for bundle in match.bundles
         if any(_is_half(outer, inner, halves) for outer in bundle.outer for inner in bundle.inner)
     ]
-    _doubt_bundles(match, split, "its parts have names of another kind")
+    match.doubt_bundles(split, "its parts have names of another kind")
 
 
 def _decision(match: Match, link: Link) -> Link:
@@ -175,18 +130,6 @@ def _decision(match: Match, link: Link) -> Link:
         if _place((other.source, other.target)) == _place(link.scope) and len(other.source.tensors) == 1:
             return _decision(match, other)
     return link
-
-
-def _doubt(match: Match, links: Iterable[Link], why: str) -> None:
-    for link in links:
-        match.links.remove(link)
-        match.doubts.append(Doubt([link.source], [link.target], why))
-
-
-def _doubt_bundles(match: Match, bundles: Iterable[Bundle], why: str) -> None:
-    for bundle in bundles:
-        match.bundles.remove(bundle)
-        match.doubts.append(Doubt([*bundle.outer], [*bundle.inner], why))
 
 
 def _modules(leaves: Iterable[Node]) -> dict[Path, Path]:
@@ -206,16 +149,6 @@ def _is_apart(module: Path, others: Sequence[Path]) -> bool | None:
 
 def _place(pair: tuple[Node, Node]) -> tuple[Path, Path]:
     return pair[0].path, pair[1].path
-
-
-def _item(leaf: Node) -> Path:
-    """The outermost list item that a tensor is in."""
-    return leaf.path[: next((at for at, part in enumerate(leaf.path, start=1) if part.isdecimal()), 0)]
-
-
-def _block(leaf: Node) -> str:
-    """:func:`_item`, whatever the number."""
-    return template_of(".".join(_item(leaf)))
 
 
 def _is_half(source: Node, target: Node, halves: Container[tuple[Path, str]]) -> bool:
@@ -239,21 +172,3 @@ def _is_spelled(leaf: Node) -> bool:
 def _role(leaf: Node) -> tuple[object, str]:
     """Its shape, and the last word of its key."""
     return squeeze(leaf.shape), re.split(r"[._]", leaf.key)[-1].lower()
-
-
-def _is_turned(link: Link) -> bool:
-    return squeeze(link.source.shape) != squeeze(link.target.shape)
-
-
-def _is_matrix(leaf: Node) -> bool:
-    """Whether it has rows and columns, and no more (but axes of size 1)."""
-    return len(squeeze(leaf.shape)) == 2 and squeeze(leaf.shape) == (leaf.shape or ())[:2]
-
-
-def _is_square(leaf: Node) -> bool:
-    return len(set(squeeze(leaf.shape))) == 1
-
-
-def _is_hidden(bundle: Bundle) -> bool:
-    """Whether the shapes do not tell if the checkpoint's tensors are transposed."""
-    return not bundle.whole_is_source and _is_matrix(bundle.outer[0]) and any(map(_is_square, bundle.outer))

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from flashdreams.core.checkpoint.suggest_judge import judge
 from flashdreams.core.checkpoint.suggest_leftovers import names_below, place_leftovers
 from flashdreams.core.checkpoint.suggest_names import decide, decide_some
-from flashdreams.core.checkpoint.suggest_numbers import Context, Pair
-from flashdreams.core.checkpoint.suggest_outcome import Doubt, Link, Match
-from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align, squeeze
+from flashdreams.core.checkpoint.suggest_numbers import RANKED, Context, Pair
+from flashdreams.core.checkpoint.suggest_outcome import SHAPE, Doubt, Link, Match
+from flashdreams.core.checkpoint.suggest_tree import Alignment, Group, Node, align, are_alike, squeeze
 from flashdreams.core.checkpoint.suggest_words import GENERAL, ORDERED, Name, contradict, name_of, template_of
 
-SHAPE = "the only one of its shapes there"
-
 Path = tuple[str, ...]
-Place = tuple[str, str]
+Place = tuple[object, object]
 Siblings = dict[tuple[bool, str], list[tuple[Name, Name | None]]]
 
 
@@ -33,9 +31,8 @@ class Question:
 
     @property
     def place(self) -> Place:
-        """Where it stands, whatever the numbers: the same for every block of a list."""
-        first, second = (template_of(".".join(node.path)) for node in self.scope)
-        return first, second
+        """Where it stands: the same for every block of a list."""
+        return self.scope[0].place, self.scope[1].place
 
 
 class Matcher:
@@ -84,13 +81,14 @@ class Matcher:
 
     def _align(self, scope: tuple[Node, Node]) -> Alignment:
         source, target = scope
-        if source.list_length() and source.list_length() == target.list_length() and source.content != target.content:
-            pairs = zip(_by_index(source), _by_index(target), strict=True)
-            return Alignment([Group([first], [second], "list") for first, second in pairs], [], [])
+        items = source.items, target.items
+        if source.content != target.content and len(items[0]) == len(items[1]) > 0 and are_alike(*items):
+            return Alignment([Group([first], [second], "list") for first, second in zip(*items, strict=True)], [], [])
 
         def settle(sources: list[Node], targets: list[Node]) -> list[tuple[Node, Node]]:
             names = names_below(scope, sources, targets)
-            return [(sources[index], targets[other]) for index, other, _ in decide_some(*names, Context())]
+            pairs = [(sources[index], targets[other]) for index, other, _ in decide_some(*names, Context())]
+            return [pair for pair in pairs if pair[0].row == pair[1].row or pair[0].path[-1] != pair[1].path[-1]]
 
         lefts = source.children.values() if source.shape is None else [source]
         rights = target.children.values() if target.shape is None else [target]
@@ -117,7 +115,7 @@ class Matcher:
         (source,), (target,) = _sides(question.group)
         first, second = question.names[0][0], question.names[1][0]
         link = Link(source, target, question.scope, SHAPE if question.group.how != "settled" else "by name")
-        crossed = any(
+        crossed = question.group.how != "list" and any(
             other.group.sources[0].turned == source.turned and _are_crossed(first, second, *_only(other))
             for other in beside
             if other is not question
@@ -190,6 +188,8 @@ class Matcher:
             return [pair for pair in alike if pair[0] not in names and pair[0].text not in heads]
 
         pairs = decide(sources, targets, Context(order, stack, question.torn, learnt, others))
+        if len({name.is_index for name in (*sources, *targets)}) > 1 and _is_square(group):
+            pairs = [pair for pair in pairs if pair[2] != RANKED]
         proven = self._proven(question)
         if any(proven.get(index, other) != other for index, other, _ in pairs):
             return []  # an equal block, where shapes tell, says otherwise
@@ -233,9 +233,11 @@ def _are_crossed(source: Name, target: Name, other_source: Name, other_target: N
     return bool((shared | others) - GENERAL) and not source.telling & target.telling
 
 
+def _is_square(group: Group) -> bool:
+    """Whether these are as many lists as each has items: which numbers count the lists, cannot be told."""
+    counts = [[int(item.path[-1]) for item in node.items] for node in (*group.sources, *group.targets)]
+    return all(len(row) == len(group.sources) == row[-1] - row[0] + 1 for row in counts)
+
+
 def _sides(group: Group) -> tuple[list[Node], list[Node]]:
     return group.sources, group.targets
-
-
-def _by_index(node: Node) -> list[Node]:
-    return [node.children[part] for part in sorted(node.children, key=int)]

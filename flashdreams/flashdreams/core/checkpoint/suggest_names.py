@@ -7,6 +7,8 @@ evidence. Evidence that contradicts other evidence is none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 
 from flashdreams.core.checkpoint.suggest_numbers import ELIMINATED, Context, Pair, Side, by_numbers
 from flashdreams.core.checkpoint.suggest_words import GENERAL, PLACES, SEQUENCES, Name, contradict
@@ -91,7 +93,7 @@ def _equal_words(
         fits = [other for other in right if theirs[other] == words]
         if len(twins) == len(fits) == 1:
             related = words or sources[twins[0]].telling & targets[fits[0]].telling
-            if related and not _count_apart(sources[twins[0]], targets[fits[0]]):
+            if related and not _are_apart(twins[0], fits[0], sources, targets):
                 pairs.append((twins[0], fits[0], "the same words" if words else "no further word"))
         elif len(twins) == len(fits) > 1:
             pairs += _by_words(twins, fits, sources, targets, context)
@@ -113,20 +115,43 @@ def _shared_words(
             continue
         if len(part_left) > 1:
             pairs += _by_words(part_left, part_right, sources, targets, context)
-        elif _same_places(ours[part_left[0]], theirs[part_right[0]]):
+        elif _same_places(ours[part_left[0]], theirs[part_right[0]]) and not _are_swapped(
+            part_left[0], part_right[0], sources, targets
+        ):
             shared = ours[part_left[0]] & theirs[part_right[0]]
             if shared - GENERAL or all(_has_rival(shared, side.values()) for side in (ours, theirs)):
                 pairs.append((part_left[0], part_right[0], f"only these share {', '.join(sorted(shared))!r}"))
     return pairs
 
 
-def _count_apart(source: Name, target: Name) -> bool:
+def _are_apart(index: int, other: int, sources: Sequence[Name], targets: Sequence[Name]) -> bool:
     """Whether both end in a number, and not the same one: ``attn1`` is not ``attn2`` because both are attentions."""
     ends = [
         [number for number, listed in zip(name.numbers, name.listed, strict=True) if not listed]
-        for name in (source, target)
+        for name in (sources[index], targets[other])
     ]
-    return bool(ends[0]) and bool(ends[1]) and ends[0] != ends[1]
+    return (all(ends) and ends[0] != ends[1]) or _are_swapped(index, other, sources, targets)
+
+
+def _are_swapped(index: int, other: int, sources: Sequence[Name], targets: Sequence[Name]) -> bool:
+    """Whether they are items of lists of one name, and what one is on its side is another thing on the other:
+    ``net.2`` is not ``net.0`` where there are both."""
+    ours, theirs = _indices(sources[index]), _indices(targets[other])
+    unlike = [word for word in ours.keys() & theirs.keys() if ours[word] != theirs[word]]
+    beside = [
+        _indices(name)
+        for side, own in ((sources, index), (targets, other))
+        for at, name in enumerate(side)
+        if at != own
+    ]
+    return any(found.get(word) in (ours[word], theirs[word]) for word in unlike for found in beside)
+
+
+@cache
+def _indices(name: Name) -> dict[str, str]:
+    """The item of each list in a name."""
+    parts = name.text.split(".")
+    return {before: part for before, part in pairwise(parts) if part.isdecimal()}
 
 
 def _has_rival(words: frozenset[str], others: Iterable[frozenset[str]]) -> bool:

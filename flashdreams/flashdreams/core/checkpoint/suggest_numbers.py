@@ -15,6 +15,7 @@ from flashdreams.core.checkpoint.suggest_words import ENDS, SEQUENCES, Name, tem
 Pair = tuple[int, int, str]  # index of the source, index of the target, why
 ELIMINATED = "the only ones left"
 """Why a pair was made, where nothing but the absence of others speaks for it."""
+RANKED = "the order of the numbers"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _both_numbered(left: Side, right: Side, context: Context) -> list[Pair]:
         for side, own, partners in ((left, ours, theirs), (right, theirs, ours)):
             if not side.in_list and not _is_one_row(own, partners, context.others(side.is_target, own)):
                 return []
-    return [(index, other, "the order of the numbers") for index, other in pairs]
+    return [(index, other, RANKED) for index, other in pairs]
 
 
 def _same_axes(ours: Sequence[Name], theirs: Sequence[Name]) -> bool:
@@ -154,6 +155,8 @@ def _counted_words(numbered: Side, worded: Side, context: Context) -> list[Pair]
     registration where the numbers in the names agree with it. All that have an opinion must agree."""
     own = [numbered.names[index] for index in numbered.ranked]
     others = context.others(numbered.is_target, own)
+    if len(_axes(own)) > 1:
+        return []  # which of the numbers counts what the words tell, is unknown
     if _is_built_otherwise(numbered, context) or not (numbered.in_list or (_counts(own, others) and not others)):
         return []
     opinions = [

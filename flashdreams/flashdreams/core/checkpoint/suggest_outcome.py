@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flashdreams.core.checkpoint.suggest_fused import Bundle
 from flashdreams.core.checkpoint.suggest_tree import Node
+
+SHAPE = "the only one of its shapes there"
+"""Why a link was made, where nothing but shapes speaks for it."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,15 @@ class Match:
     def lacking(self) -> list[Node]:
         """The model's tensors that are in doubt."""
         return [leaf for doubt in self.doubts for node in doubt.targets for leaf in node.tensors]
+
+    def doubt(self, links: Iterable[Link], why: str) -> None:
+        """Take ``links`` back."""
+        for link in links:
+            self.links.remove(link)
+            self.doubts.append(Doubt([link.source], [link.target], why))
+
+    def doubt_bundles(self, bundles: Iterable[Bundle], why: str) -> None:
+        """Take ``bundles`` back."""
+        for bundle in bundles:
+            self.bundles.remove(bundle)
+            self.doubts.append(Doubt([*bundle.outer], [*bundle.inner], why))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from flashdreams.core.checkpoint.keymap_tensors import Shape, shape_of
-from flashdreams.core.checkpoint.suggest_words import name_of
+from flashdreams.core.checkpoint.suggest_words import name_of, template_of
 
 
 @dataclass(eq=False)
@@ -21,6 +21,16 @@ class Node:
     key: str = ""
     shape: Shape | None = None
     children: dict[str, Node] = field(default_factory=dict)
+    parent: Node | None = field(default=None, repr=False)
+
+    @cached_property
+    def place(self) -> tuple[Any, ...]:
+        """The path without the numbers of things that are named alike within: the same for every block of a list."""
+        if self.parent is None:
+            return ()
+        part = template_of(self.path[-1])
+        within = frozenset(leaf.below(self) for leaf in self.tensors) if part != self.path[-1] else None
+        return (*self.parent.place, part, within)
 
     @cached_property
     def tensors(self) -> tuple[Node, ...]:
@@ -62,10 +72,21 @@ class Node:
         """:attr:`content` that also takes no notice of transposed matrices."""
         return tuple(sorted(Counter(turn(leaf.shape) for leaf in self.tensors).items()))
 
-    def list_length(self) -> int:
-        """How many items this has, if it is a list of modules; else 0."""
-        is_list = len(self.children) > 1 and all(part.isdecimal() for part in self.children)
-        return len(self.children) if is_list else 0
+    @cached_property
+    def row(self) -> frozenset[str]:
+        """The names beside this, and its own, that differ by numbers only."""
+        template = template_of(self.path[-1])
+        beside = self.parent.children if self.parent else self.path[-1:]
+        return frozenset(part for part in beside if template_of(part) == template)
+
+    @cached_property
+    def items(self) -> list[Node]:
+        """The items in order, if this is a list of modules, or a module around nothing but one."""
+        children = list(self.children.values())
+        if len(children) == 1:
+            return children[0].items
+        is_list = len(children) > 1 and all(part.isdecimal() for part in self.children)
+        return sorted(children, key=lambda child: int(child.path[-1])) if is_list else []
 
 
 def squeeze(shape: Shape | None) -> Shape:
@@ -85,11 +106,12 @@ def build_tree(header: Mapping[str, Any]) -> Node:
         node, path = root, key.split(".")
         for depth, part in enumerate(path, start=1):
             if node.shape is not None:  # a tensor that also has parts below its name
-                node.children[""] = Node((*node.path, ""), node.order, node.key, node.shape)
+                node.children[""] = Node((*node.path, ""), node.order, node.key, node.shape, parent=node)
                 node.key, node.shape = "", None
-            node = node.children.setdefault(part, Node(tuple(path[:depth]), order))
+            node = node.children.setdefault(part, Node(tuple(path[:depth]), order, parent=node))
         if node.children:
-            node = node.children[""] = Node((*node.path, ""), order)
+            node.children[""] = Node((*node.path, ""), order, parent=node)
+            node = node.children[""]
         node.key, node.shape = key, shape_of(value)
     return root
 
@@ -195,14 +217,37 @@ def _settle_unequal(left: list[Node], right: list[Node], size: int, settle: Sett
 def _pair_lists(left: list[Node], right: list[Node], size: int) -> list[Group]:
     """Lists of as many, mostly alike items, where there is one such list on each side."""
     for node in (*left, *right):
-        length = node.list_length() if len(node.tensors) == size else 0
-        sources = [other for other in left if length and other.list_length() == length]
-        targets = [other for other in right if length and other.list_length() == length]
-        if len(sources) == len(targets) == 1 and _alike(sources[0], targets[0]):
-            return [Group(sources, targets, "list")]
+        length = len(node.items) if len(node.tensors) == size else 0
+        found = [_lists(nodes, length) for nodes in (left, right)]
+        if length and len(found[0]) == len(found[1]) == 1:
+            [source], [target] = found
+            if any(source is one for one in left) and any(target is one for one in right) and _alike(source, target):
+                return [Group([source], [target], "list")]
     return []
+
+
+def _lists(nodes: Iterable[Node], length: int) -> list[Node]:
+    """The lists of so many items among ``nodes``, and those that were opened, of which items are among them."""
+    around = [node.parent if node.parent and node.path[-1].isdecimal() else node for node in nodes]
+    return list({id(node): node for node in (*nodes, *around) if len(node.items) == length}.values())
 
 
 def _alike(first: Node, second: Node) -> bool:
     one, two = (Counter(squeeze(leaf.shape) for leaf in node.tensors) for node in (first, second))
     return 4 * (one & two).total() >= 3 * max(one.total(), two.total())
+
+
+def are_alike(firsts: Sequence[Node], seconds: Sequence[Node]) -> bool:
+    """Whether no two items of the one list would be more like those of the other, if they changed places."""
+
+    @cache
+    def likeness(one: tuple[Any, ...], two: tuple[Any, ...]) -> float:
+        counts = Counter(dict(one)), Counter(dict(two))
+        return 2 * (counts[0] & counts[1]).total() / max(1, counts[0].total() + counts[1].total())
+
+    pairs = {(first.turned, second.turned) for first, second in zip(firsts, seconds, strict=True)}
+    return all(
+        likeness(*one) + likeness(*two) >= likeness(one[0], two[1]) + likeness(two[0], one[1])
+        for one in pairs
+        for two in pairs
+    )

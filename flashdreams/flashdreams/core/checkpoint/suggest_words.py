@@ -44,7 +44,7 @@ _VOCABULARY = {
     "lin": "linear dense",
 }
 _CONCEPTS = {word: concept.split() for concept, words in _VOCABULARY.items() for word in words.split()}
-_PAIRS = {("feed", "forward"): ["ffn"], ("layer", "norm"): ["norm"], ("ada", "ln"): ["mod"]}
+_PAIRS = {("feed", "forward"): ["ffn"], ("layer", "norm"): ["norm"], ("ada", "ln"): ["mod"], ("enc", "dec"): ["cross"]}
 
 NOISE = frozenset(
     ("to", "proj", "lin", "layer", "layers", "module", "weight", "w", "fn", "the", "of", "wrapped", "conv", "fc")
