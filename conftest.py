@@ -34,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist share the cores between them, and so do the processes that tests start."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the GPU lane where there is no CUDA device."""
     if item.get_closest_marker("ci_gpu"):

@@ -236,8 +236,12 @@ def test_what_comes_too_late_counts_for_the_next_frame() -> None:
 
 
 def test_a_chunk_that_failed_is_asked_for_again() -> None:
-    made = timeline(10, [(0.1, Mouse(1)), (0.9, Mouse(2))])
+    made = timeline(10, [(0.1, Mouse(1)), (0.3, Mouse(4)), (0.9, Mouse(2))])
     assert made(0, 8) == made(0, 8) and made(8, 10)[1].mouse.dx == 2
+
+
+def test_a_flood_of_motion_in_one_frame_ends_no_rollout() -> None:
+    assert timeline(10, [(0.0, Mouse(900_000, -1e6))] * 3).frames(0, 1)[0].mouse == Mouse(1e6, -1e6)
 
 
 def test_an_endless_session_needs_no_more_memory() -> None:
@@ -316,7 +320,11 @@ def test_live_controls_go_into_the_next_chunk_however_long_the_last_one_took(sec
     row = live(4, 8)
     assert [control.keys for control in row] == [Keys("d")] * 4, "a held key holds from the first frame on"
     assert [control.mouse.dx if control.mouse else 0 for control in row] == [0, 0, 0.5, 0.25]
-    assert live(8, 10) == [Control(keys=Keys("d"), mouse=Mouse())] * 2
+    clock.now += seconds / 2
+    live.add(Mouse(1))
+    clock.now += seconds / 2
+    row = live(8, 12)
+    assert [control.mouse.dx for control in row] == [0, 0, 1, 0] and row[3].keys == Keys("d")
 
 
 def test_live_poses_move_over_the_chunk_and_arrive_at_its_last_frame() -> None:

@@ -61,7 +61,7 @@ PLACES = (
     "keyboard_embed.0.weight",
     "mouse_attn_q.weight",
     # FlashVSR: its projection and its decoder; its network is a DiT
-    "conv1.weight",
+    "conv2.weight",
     "linear_layers.0.weight",
     "decoder.3.weight",
     "decoder.12.conv.2.weight",

@@ -279,3 +279,84 @@ def test_a_rollout_without_text_is_saved_and_resumed(tmp_path):
     rollout.save(tmp_path / "state.safetensors")
     want = next(rollout).latent
     assert torch.equal(next(pipeline.resume(tmp_path / "state.safetensors")).latent, want)
+
+
+# What is computed once
+
+
+def contexts(pipeline: Any, rollout: Any) -> list[Tensor]:
+    """Keys and values of every block and branch."""
+    branches = rollout.cache.experts[0].branches
+    return [part for branch in branches for block in branch.blocks for part in (block.self_kv.k, block.self_kv.v)]
+
+
+@pytest.mark.parametrize("rope", ["absolute", "cache_relative"])
+@pytest.mark.parametrize("cfg", ["batched", "sequential"])
+def test_a_commit_leaves_what_a_whole_pass_would_and_computes_less(rope, cfg):
+    options: dict[str, Any] = {"rope": rope, "sink_size_t": 2, "window_size_t": 6, "guidance_scale": 2.0, "cfg": cfg}
+    plain = {"diffusion_model.transformer.network": WanNetworkConfig(**NETWORK)}
+    config = derive_config(pipeline_config(**options), plain)
+    kept = []
+    for whole in (False, True):
+        pipeline = config.setup()
+        network = pipeline.diffusion_model.transformer.network
+        if whole:
+            network.remember = lambda *arguments, network=network: network.forward(*arguments)
+        calls = Counter()
+        network.blocks[1].ffn.register_forward_hook(lambda *_, calls=calls: calls.update(["last"]))
+        network.blocks[0].ffn.register_forward_hook(lambda *_, calls=calls: calls.update(["first"]))
+        rollout = pipeline.rollout(conditions=conditions(negative=True), num_chunk=None)
+        for _ in range(5):
+            next(rollout)
+            rollout.flush()
+        kept.append((contexts(pipeline, rollout), calls))
+    (ours, less), (want, more) = kept
+    assert all(torch.equal(a, b) for a, b in zip(ours, want, strict=True))
+    assert less["first"] == more["first"] == more["last"]
+    assert more["last"] - less["last"] == 5 * (1 if cfg == "batched" else 2)
+
+
+def test_a_block_with_state_of_its_own_is_committed_whole():
+    pipeline = pipeline_config().setup()
+    calls: Counter[str] = Counter()
+    for block in pipeline.diffusion_model.transformer.network.blocks:
+        block.ffn.register_forward_hook(lambda *_: calls.update(["ffn"]))
+    rollout = pipeline.rollout(conditions=conditions(), num_chunk=None)
+    next(rollout)
+    rollout.flush()
+    assert calls["ffn"] == 2 * 5
+
+
+def test_vectors_of_a_timestep_are_made_once_per_rollout_and_anew_for_other_weights():
+    pipeline = pipeline_config().setup()
+    network = pipeline.diffusion_model.transformer.network
+    made: list[int] = []
+    network.time_embedding[0].register_forward_hook(lambda *_: made.append(0))
+    count = lambda: len(rollout.cache.experts[0].times)  # noqa: E731
+    rollout = pipeline.rollout(conditions=conditions(), num_chunk=None, seed=1)
+    before = [next(rollout).latent for _ in range(2)]
+    assert count() == 5, "four steps, and the timestep of a commit"
+    with torch.no_grad():
+        network.time_projection[1].bias += 1.0
+        stale = pipeline.rollout(conditions=conditions(), num_chunk=None, seed=1)
+    assert not torch.allclose(next(stale).latent, before[0], atol=1e-3)
+    pipeline.diffusion_model.set_conditions(rollout.cache, rollout.cache.conditions)
+    assert count() == 0
+
+
+def test_stacked_vectors_are_the_single_ones_to_the_bit():
+    network = pipeline_config().setup().diffusion_model.transformer.network
+    for timestep in (torch.tensor([500.0, 20.0]), torch.tensor([[0.0, 700.0, 700.0]])):
+        times = network.times(timestep)
+        time = network.embed_time(timestep)
+        many = network.times(timestep.repeat_interleave(100, dim=-1)[..., :300] if timestep.ndim == 2 else timestep)
+        for number, block in enumerate(network.blocks):
+            vectors = times.vectors(number, block.modulation)
+            assert [tuple(v.shape) for v in vectors] == [(*time.index.shape, 1, 24)] * 6
+            silu = torch.nn.functional.silu(time.table)
+            table = network.time_projection[1](silu).unflatten(-1, (6, -1)) + block.modulation
+            want = [part[time.index].unsqueeze(2) for part in table.unbind(1)]
+            assert all(torch.equal(a, b) for a, b in zip(vectors, want, strict=True))
+            if timestep.ndim == 2:  # one per token: not kept, and the same
+                each = many.vectors(number, block.modulation)
+                assert all(torch.equal(a[:, ::100], b) for a, b in zip(each, vectors, strict=True))

@@ -10,7 +10,7 @@ from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import rope_3d
 from flashdreams.infra.layout import ChunkPlan, Layout
 from flashdreams.recipes.wan.config import WanNetworkConfig, WanTransformerConfig
-from flashdreams.recipes.wan.network import BlockCache, ChunkContext, Modulation, NetworkCache, WanBlock
+from flashdreams.recipes.wan.network import BlockCache, ChunkContext, NetworkCache, WanBlock
 from flashdreams.recipes.wan.transformer import WanConditions
 
 pytestmark = pytest.mark.ci_cpu
@@ -116,7 +116,7 @@ def test_compiled_block_never_recompiles_after_the_fill_phase(sink):
     geometry = CacheGeometry(window=6, sink=sink, tokens_per_frame=4)
     text = block.cross_attn.encode(torch.randn(1, 4, 48))
     caches = [BlockCache(*text, RollingKVCache(geometry, 1, 2, 24, torch.float32, "cpu")) for _ in range(2)]
-    modulation = Modulation(torch.randn(1, 6, 48), torch.zeros(1, 1, dtype=torch.int64))
+    vectors = [torch.randn(1, 1, 1, 48) for _ in range(6)]
     after_fill = None
     with torch.inference_mode():
         for chunk in range(40):
@@ -124,7 +124,7 @@ def test_compiled_block_never_recompiles_after_the_fill_phase(sink):
             visible = geometry.visible(stop) * 4
             context = ChunkContext(rope_3d(range(start, stop), 2, 2, 24), geometry.token_slots(start, stop), visible)
             x = torch.randn(1, 8, 48)
-            want, got = block(x, modulation, context, caches[0]), compiled(x, modulation, context, caches[1])
+            want, got = block(x, vectors, context, caches[0]), compiled(x, vectors, context, caches[1])
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
             if chunk == 2:
                 after_fill = counters["stats"]["unique_graphs"]

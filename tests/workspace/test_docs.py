@@ -59,7 +59,7 @@ def help_of(slug: str | None) -> str:
 def test_the_readme_has_the_commands_that_do_everything() -> None:
     readme = [words for page, words in commands() if page == "README.md"]
     assert ["pip", "install", "uv"] in readme
-    assert ["pytest", "-m", "ci_cpu"] in readme
+    assert ["pytest", "-n", "auto", "-m", "ci_cpu"] in readme
     assert any(words[:2] == ["flashdreams-run", "tiny-world"] for words in readme)
 
 

@@ -14,7 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flashdreams.acceleration.counting import WorkCounter, counting
+from flashdreams.acceleration.kv_dtype import store_kv_as
+from flashdreams.acceleration.offload import bytes_of
+from flashdreams.acceleration.quantize import Int8Linear, quantize
 from flashdreams.core.controls import Control, ControlSpec, Frame, Intrinsics, Pose
+from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import ModuleConfig, PipelineConfig
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.load import with_checkpoints_from
@@ -55,10 +59,10 @@ class ModelPlan:
     kinds: dict[str, int]
     state: int
     transient: dict[str, int]
-    largest_block: int
-    """Bytes of the largest block of a transformer."""
     blocks: int
-    """Bytes of all blocks of the transformers that stay on the device."""
+    """Bytes of the blocks of transformers that offload takes off the device."""
+    offloaded: int
+    """Bytes that are there in their place: two blocks, and what is no block of experts that would come and go."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -74,7 +78,7 @@ class ModelPlan:
     @property
     def peak_offloaded(self) -> int:
         """The same with the transformer's blocks in the CPU's memory, and two at a time on the device."""
-        return self.peak - self.blocks + min(self.blocks, 2 * self.largest_block)
+        return self.peak - self.blocks + self.offloaded
 
     @property
     def total_flops(self) -> int:
@@ -82,13 +86,19 @@ class ModelPlan:
 
 
 def plan_model(
-    config: PipelineConfig, *, height: int | None = None, width: int | None = None, num_frames: int | None = None
+    config: PipelineConfig,
+    *,
+    height: int | None = None,
+    width: int | None = None,
+    num_frames: int | None = None,
+    acceleration: AccelerationConfig | None = None,
 ) -> ModelPlan:
     """Run one chunk of ``config`` where nothing is computed, and count.
 
     Args:
         height, width: pixels; the model's own by default.
         num_frames: length of the clip of a bidirectional model; its own by default.
+        acceleration: its approximations are planned with; weights in any eight bits as ``int8``.
     """
     config = with_checkpoints_from(config, "random:0")  # or a text encoder would look for its vocabulary
     height, width = height or config.height, width or config.width
@@ -102,6 +112,7 @@ def plan_model(
     length = config.latent_frames(num_frames) if num_frames else None
     with torch.no_grad():
         experts = [_on_meta(expert) for expert in expert_configs(model)]
+        _approximate(experts, acceleration or AccelerationConfig())
         decoder = None if config.decoder is None else _on_meta(config.decoder)
         encoder = None if config.encoder is None else _on_meta(config.encoder)
         compression = config.decoder.spatial_compression if config.decoder else 1
@@ -112,14 +123,13 @@ def plan_model(
         with counting(*modules) as counter:
             run = _Run(config, layout, counter, experts, decoder, encoder)
             run.roll()
-    blocks = [_blocks(expert) for expert in (experts[:1] if model.swap_experts else experts)]
+    blocks, offloaded = _offload(experts, model.swap_experts)
     return ModelPlan(
         name=config.name, height=height, width=width, frames=run.frames, latent_frames=run.latent_frames,
         window=transformer.window_size_t, steps=run.steps, fps=config.fps,
         parts=_parts(config, experts, decoder, encoder),
         flops=dict(run.flops), kinds=dict(run.kinds), state=run.state, transient=run.transient,
-        largest_block=max((max(sizes, default=0) for sizes in blocks), default=0),
-        blocks=sum(map(sum, blocks)), notes=tuple(run.notes),
+        blocks=blocks, offloaded=offloaded, notes=tuple(run.notes),
     )  # fmt: skip
 
 
@@ -141,6 +151,8 @@ class _Run:
         self.kinds: Counter[str] = Counter()
         self.transient: dict[str, int] = {}
         self.notes: list[str] = []
+        self.timestep = torch.full((1,), 500.0, device="meta")
+        """Every one, and the same in each chunk, so that what is kept of those already met is not counted again."""
         scheduler = config.diffusion_model.scheduler.setup()
         boundaries = sorted((expert.sigma_low for expert in config.diffusion_model.high_noise), reverse=True)
         used = [sum(step.sigma < low for low in boundaries) for step in scheduler.steps_of(first=False)]
@@ -167,7 +179,6 @@ class _Run:
     def _chunk(self, chunk: int, caches: list[Any], decoding: Any, encoding: Any, *, counted: bool) -> None:
         start, stop = self.layout.plan.span(chunk)
         latent = torch.zeros(self.layout.shape(chunk), device="meta")
-        timestep = torch.full((1,), 500.0, device="meta")
         self.latent_frames = stop - start
         self.frames = self.config.decoder.frames(start, stop) if self.config.decoder else stop - start
         self.state = self.counter.live
@@ -178,9 +189,9 @@ class _Run:
                 for first in (True, False):  # what is made once per chunk is made in the first pass
                     if times := 1 if first else self.calls[index] - 1:
                         with self._phase("denoise", True, times):
-                            expert.predict_flow(latent, timestep, cache, input)
+                            expert.predict_flow(latent, self.timestep, cache, input)
             with self._phase("commit", counted):
-                expert.commit(latent, timestep, cache, input)
+                expert.commit(latent, self.timestep, cache, input)
         if self.decoder is not None:
             with self._phase("decode", counted):
                 self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), decoding, input)
@@ -248,11 +259,24 @@ def _slots(config: PipelineConfig, layout: Layout) -> dict[str, Tensor]:
     return slots
 
 
-def _blocks(transformer: nn.Module) -> list[int]:
-    """Bytes of each of the blocks that a transformer is a stack of: its longest list of modules."""
-    lists = [module for module in transformer.modules() if isinstance(module, nn.ModuleList)]
-    longest = max(lists, key=len, default=())
-    return [_bytes(block) for block in longest]
+def _approximate(experts: list[Any], acceleration: AccelerationConfig) -> None:
+    if acceleration.kv_dtype != "model":
+        store_kv_as(experts, acceleration.kv_dtype)
+    if acceleration.quantize != "none":
+        for expert in experts:
+            for block in expert.blocks:
+                quantize(block, Int8Linear, torch.device("meta"))
+
+
+def _offload(experts: list[Any], swap: bool) -> tuple[int, int]:
+    """Bytes of the blocks that are on the device, and of what there is in their place with offload."""
+    blocks = [[bytes_of(block) for block in expert.blocks] for expert in experts]
+    sizes = [size for own in blocks for size in own]
+    slots = min(2, len(sizes)) * max(sizes, default=0)
+    if not swap:
+        return sum(sizes), slots
+    rest = (_bytes(expert) - sum(own) for expert, own in zip(experts[1:], blocks[1:], strict=True))
+    return sum(blocks[0]), slots + sum(rest)
 
 
 def _bytes(module: Any) -> int:
@@ -279,4 +303,5 @@ def _parts(config: PipelineConfig, experts: list[Any], decoder: Any, encoder: An
 
 
 def _part(name: str, module: nn.Module, dtype: str, resident: bool) -> Part:
-    return Part(name, sum(p.numel() for p in module.parameters()), _bytes(module), dtype, resident)
+    codes = (buffer for buffer in module.buffers() if buffer.dtype == torch.int8)
+    return Part(name, sum(p.numel() for p in (*module.parameters(), *codes)), _bytes(module), dtype, resident)

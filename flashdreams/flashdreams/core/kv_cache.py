@@ -55,7 +55,11 @@ class CacheGeometry:
 
 
 class RollingKVCache:
-    """Keys and values of one attention layer, ``[B, window * tokens_per_frame, heads, head_dim]``."""
+    """Keys and values of one attention layer, ``[B, window * tokens_per_frame, heads, head_dim]``.
+
+    The buffers ``keys`` and ``values`` are ``[B, heads, tokens, head_dim]``: attention reads each head's tokens in one
+    run, and a compiler, which copies a buffer whose dimensions lie in another order, reads it where it is.
+    """
 
     def __init__(
         self,
@@ -68,15 +72,26 @@ class RollingKVCache:
     ) -> None:
         self.geometry = geometry
         tokens = geometry.window * geometry.tokens_per_frame
-        self.k = torch.zeros(batch, tokens, heads, head_dim, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
+        shape = batch, heads, tokens, head_dim
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
         self.sink_tokens = geometry.sink * geometry.tokens_per_frame
         self.raw_sink = self.k[:, : self.sink_tokens].clone() if geometry.relative else None
 
+    @property
+    def k(self) -> Tensor:
+        """Keys ``[B, window * tokens_per_frame, heads, head_dim]``, a view."""
+        return self.keys.transpose(1, 2)
+
+    @property
+    def v(self) -> Tensor:
+        """Values, likewise."""
+        return self.values.transpose(1, 2)
+
     def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Store rotated keys and values ``[B, L, heads, head_dim]`` at token ``slots`` ``[L]``."""
-        self.k.index_copy_(1, slots, k.to(self.k.dtype))
-        self.v.index_copy_(1, slots, v.to(self.v.dtype))
+        self.keys.index_copy_(2, slots, k.transpose(1, 2).to(self.keys.dtype))
+        self.values.index_copy_(2, slots, v.transpose(1, 2).to(self.values.dtype))
 
     def write_raw_sink(self, raw_k: Tensor, slots: Tensor, count: int) -> None:
         """Keep the unrotated keys of the chunk's first ``count`` tokens, which lie in the sink."""

@@ -71,5 +71,7 @@ def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     pairs = pairs.float() if x.dtype in (torch.bfloat16, torch.float16) else pairs
     cos, sin = rope.cos[:, None], rope.sin[:, None]
     even, odd = pairs.unbind(-1)
-    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    rotated = torch.stack(
+        (torch.addcmul(even * cos, odd, sin, value=-1), torch.addcmul(even * sin, odd, cos)), dim=-1
+    )  # half the passes over memory of products and sums apart
     return rotated.flatten(-2).to(x.dtype)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from flashdreams.config import ConfigError, InstantiateConfig
 from flashdreams.core.controls import ControlSpec, read_controls
+from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.layout import ChunkPlan
 
 if TYPE_CHECKING:
@@ -339,13 +340,14 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     duration: float | None = None
     """Length in seconds."""
     seed: int | None = None
-    """Of the noise. 0 to 2**64 - 1; a random one is drawn and printed if not given."""
+    """Of the noise: 0 to 2**64 - 1, or drawn if not given. One that is drawn is printed, so that the run can be
+    repeated."""
     height: int | None = None
     """Pixels."""
     width: int | None = None
     """Pixels."""
     strict_size: bool = False
-    """Refuse a size the model cannot make. Else the nearest one is taken."""
+    """Refuse a size the model cannot make. Without it the nearest size that it can make is taken, and said."""
     fps: str | None = None
     """Frame rate, such as 24, 23.976 or 30000/1001."""
     num_steps: int | None = None
@@ -353,7 +355,7 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     solver: Literal["unipc", "dpm++", "euler"] | None = None
     """Another solver. For models that were not distilled for a few steps; euler as in diffusers."""
     guidance_scale: float | None = None
-    """1: prompt only; above: away from the negative prompt. 0: the negative prompt only."""
+    """1: prompt only; more: away from the negative prompt. At 0 the video follows the negative prompt alone."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:0, mps."""
     dtype: DType | None = None
@@ -374,6 +376,8 @@ class RunnerConfig(InstantiateConfig["Runner"]):
     """Also write a contact sheet (PNG) of the frames."""
     default_num_frames: int = 65
     """Length of a run that states none."""
+    acceleration: AccelerationConfig = field(default_factory=AccelerationConfig)
+    """How the model is run."""
     pipeline: PipelineConfig
     """The model itself."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashdreams.infra.config import DecoderConfig
 from flashdreams.infra.loading import CheckpointModule
@@ -18,6 +19,11 @@ class StreamingDecoder(CheckpointModule):
         self.config = config
         self.spatial_compression = config.spatial_compression
         self.temporal_compression = config.temporal_compression
+
+    @property
+    def compiled_parts(self) -> Sequence[nn.Module]:
+        """What a compiler may take: modules that see only a few shapes in a stream, and whose graph has no breaks."""
+        return ()
 
     def initialize_cache(self) -> Any:
         """State of one stream: a tree of dataclasses, dicts, lists, tensors and plain values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,16 +19,20 @@ VIDEO = "video"
 
 
 class DiffusionModel(nn.Module):
-    """One transformer, or several by noise level, and the scheduler that drives them."""
+    """One transformer, or several by noise level, and the scheduler that drives them.
 
-    def __init__(self, config: DiffusionModelConfig, device: str = "cpu") -> None:
+    Args:
+        home: where weights are at first, for ``acceleration`` to bring to ``device``; by default there.
+    """
+
+    def __init__(self, config: DiffusionModelConfig, device: str = "cpu", home: str | None = None) -> None:
         super().__init__()
         self.config = config
         experts = sorted(config.high_noise, key=lambda expert: -expert.sigma_low)
         self.boundaries = tuple(expert.sigma_low for expert in experts)
         configs = [*(expert.transformer for expert in experts), config.transformer]
         self.device = torch.device(device)
-        home = "cpu" if config.swap_experts else device
+        home = "cpu" if config.swap_experts else home or device
         self.experts = nn.ModuleList(transformer.setup(device=home) for transformer in configs)
         self.scheduler = config.scheduler.setup()
         self.loras = Loras(self.experts)
@@ -140,4 +145,11 @@ class DiffusionModel(nn.Module):
 
     @staticmethod
     def _timestep(value: float, like: Tensor) -> Tensor:
-        return torch.full((like.shape[0],), value, dtype=torch.float32, device=like.device)
+        return _constant(value, like.shape[0], like.device)
+
+
+@lru_cache(maxsize=512)
+def _constant(value: float, batch: int, device: torch.device) -> Tensor:
+    """The same tensor for the same values, by which transformers know a timestep they have met."""
+    with torch.inference_mode(False):
+        return torch.full((batch,), value, dtype=torch.float32, device=device)

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from flashdreams.config import InstantiateConfig, derive_config
+from flashdreams.config import InstantiateConfig, derive_config, import_object
+from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import DType, PipelineConfig
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.pipeline import StreamInferencePipeline
@@ -34,20 +35,34 @@ def resolve_device(name: str) -> str:
 
 
 def load_pipeline(
-    model: str | PipelineConfig, *, device: str = "auto", dtype: DType | None = None
+    model: str | PipelineConfig,
+    *,
+    device: str = "auto",
+    dtype: DType | None = None,
+    acceleration: AccelerationConfig | None = None,
 ) -> StreamInferencePipeline:
     """The pipeline of a slug (see ``flashdreams list``), or of a config, with its weights, ready to roll out.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:0``, ``mps``.
         dtype: number format of the transformer; the model's own by default.
+        acceleration: compilation and the like; the defaults of :class:`AccelerationConfig` if not given.
     """
     config = get_runner(model).pipeline if isinstance(model, str) else model
     if dtype is not None:
         experts = tuple(derive_config(e, transformer={"dtype": dtype}) for e in config.diffusion_model.high_noise)
         changes = {"transformer": {"dtype": dtype}, "high_noise": experts}
         config = derive_config(config, diffusion_model=changes)
-    return config.setup(device=resolve_device(device))
+    acceleration = acceleration or AccelerationConfig()
+    pipeline = config.setup(device=resolve_device(device), home=acceleration.home)
+    accelerate(pipeline, acceleration)
+    return pipeline
+
+
+def accelerate(pipeline: StreamInferencePipeline, config: AccelerationConfig) -> list[str]:
+    """Do to ``pipeline``, which has its weights, what ``config`` asks for; returns what was done, for people."""
+    config.validate()
+    return import_object(config.entry)(pipeline, config)
 
 
 def with_checkpoints_from(config: C, source: str) -> C:

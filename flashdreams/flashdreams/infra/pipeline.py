@@ -29,10 +29,15 @@ class StreamInferencePipeline(nn.Module):
 
     Args:
         text_encoder: one in use already, or the embeddings of a file; by default the one that ``config`` names.
+        home: where the diffusion model's weights are at first, for ``acceleration`` to bring to ``device``.
     """
 
     def __init__(
-        self, config: PipelineConfig, device: str = "cpu", text_encoder: PromptEncoder | GivenPrompts | None = None
+        self,
+        config: PipelineConfig,
+        device: str = "cpu",
+        text_encoder: PromptEncoder | GivenPrompts | None = None,
+        home: str | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -42,8 +47,10 @@ class StreamInferencePipeline(nn.Module):
         self.text_encoder = text_encoder
         self.encoder = config.encoder.setup(device=device) if config.encoder else None
         self.image_encoder: Any = config.image_encoder.setup(device=device) if config.image_encoder else None
-        self.diffusion_model = config.diffusion_model.setup(device=device)
+        self.diffusion_model = config.diffusion_model.setup(device=device, home=home)
         self.decoder: Any = config.decoder.setup(device=device) if config.decoder else None
+        self.acceleration: Any = None
+        """What was done to the modules so that they run faster, if anything was (``acceleration.apply``)."""
         self.eval().requires_grad_(False)
 
     @property

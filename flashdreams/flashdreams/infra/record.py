@@ -64,6 +64,8 @@ def write_record(
         "checkpoint": digests,
         "files": loaded_files(pipeline) | {f"postprocess.{k}": v for k, v in loaded_files(postprocessor).items()},
         "loras": loras,
+        "acceleration": pipeline.acceleration.notes,
+        "approximations": pipeline.acceleration.approximations,
         "postprocess": to_dict(postprocessor.config)["stages"],
         "inputs": {name: file_digest(file) for name, file in input_files(config).items()},
         "output": output,

@@ -77,6 +77,15 @@ class Rollout(Iterator[Chunk]):
             raise ValueError("this rollout is closed; start another, or resume a saved one")
         return self._cache
 
+    @property
+    def next_controls(self) -> tuple[int, int]:
+        """Frames ``(start, stop)`` whose controls the next chunk asks its source for."""
+        cache, config = self.cache, self.pipeline.config
+        first, last = cache.layout.plan.span(cache.autoregressive_index + bool(cache.pending))
+        frames = config.decoder.frames(first, last) if config.decoder else last - first
+        ahead = config.encoder.lookahead if config.encoder else 0
+        return self.frame + len(self._ahead[0]), self.frame + frames + ahead
+
     def __next__(self) -> Chunk:
         cache = self._cache
         made = 0 if cache is None else cache.autoregressive_index + bool(cache.pending)
@@ -95,9 +104,7 @@ class Rollout(Iterator[Chunk]):
         decoder = self.pipeline.config.decoder
         frames = decoder.frames(start, stop) if decoder else stop - start
         with self._timed(timings, "dit"):
-            encoder = self.pipeline.config.encoder
-            ahead = encoder.lookahead if encoder else 0
-            controls = self._controls(self.frame + frames + ahead)
+            controls = self._controls(self.next_controls[1])
             input = self.pipeline.encode_controls(controls, index, cache)
             with torch.no_grad():
                 latent = self.pipeline.diffusion_model.generate(index, cache, input)

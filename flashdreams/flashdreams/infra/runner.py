@@ -32,16 +32,17 @@ from flashdreams.infra.errors import UserError
 from flashdreams.infra.examples import with_example_data
 from flashdreams.infra.framing import Framing, frame_run
 from flashdreams.infra.health import check_chunk
-from flashdreams.infra.load import resolve_device, with_checkpoints_from
+from flashdreams.infra.load import accelerate, resolve_device, with_checkpoints_from
 from flashdreams.infra.lora_flag import LoraChoice, check_loras, load_loras, parse_loras
 from flashdreams.infra.metrics import RunMetrics
 from flashdreams.infra.output import FrameOutput
+from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.infra.postprocess import UNCHANGED, ChainConfig
 from flashdreams.infra.postprocess.flag import postprocessors
 from flashdreams.infra.preview import FrameSample
 from flashdreams.infra.prompts import GivenPrompts, PromptEncoder, load_embeds, save_embeds
 from flashdreams.infra.record import write_record
-from flashdreams.infra.rollout import Chunk
+from flashdreams.infra.rollout import Chunk, Rollout
 from flashdreams.infra.scheduler.config import with_solver
 from flashdreams.infra.signals import interrupt_later, terminate_as_interrupt
 
@@ -153,6 +154,8 @@ class Runner:
                 begun = time.perf_counter()
                 pipeline, postprocessor = self._load(plan)
                 metrics.load = time.perf_counter() - begun
+                if self.config.acceleration.prewarm:
+                    pipeline.acceleration.prewarm(pipeline, lambda: self._rollout(pipeline, plan))
                 size = plan.framing.height, plan.framing.width
                 output = FrameOutput(writer, postprocessor, size, plan.fps, plan.seed, sheet)
                 metrics.start()
@@ -167,10 +170,25 @@ class Runner:
                 self._finish(plan, writer, interrupted, metrics, sheet, pipeline, postprocessor)
         return plan.output
 
+    def warm_up(self) -> Any:
+        """Compile for the shapes of such a run, however long, and keep that for later starts; makes no video. Returns
+        the pipeline."""
+        plan = self.plan()
+        if plan.framing.num_frames is None and not plan.framing.from_video:
+            plan = replace(plan, framing=replace(plan.framing, num_chunk=sys.maxsize))
+        pipeline, _ = self._load(plan)
+        try:
+            pipeline.acceleration.prewarm(pipeline, lambda: self._rollout(pipeline, plan))
+        except ControlError as error:
+            raise UserError(str(error)) from None
+        return pipeline
+
     def _load(self, plan: Plan) -> tuple[Any, Any]:
         try:
-            pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan))
+            home = self.config.acceleration.home
+            pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan), home=home)
             load_loras(pipeline, plan.loras)
+            accelerate(pipeline, self.config.acceleration)
             return pipeline, plan.postprocess.setup(device=plan.device)
         except (CheckpointError, ConfigError) as error:
             raise UserError(str(error)) from None
@@ -204,16 +222,19 @@ class Runner:
                 raise UserError(f"--save-embeds {path} cannot be written: {error.strerror or error}") from None
         return prompts
 
+    def _rollout(self, pipeline: StreamInferencePipeline, plan: Plan, save_control: Path | None = None) -> Rollout:
+        framing = plan.framing
+        return pipeline.rollout(
+            plan.prompt, seed=plan.seed, negative_prompt=self.config.negative_prompt,
+            num_chunk=framing.num_chunk if framing.num_frames is None else None, num_frames=framing.num_frames,
+            image=framing.image, last_image=framing.last_image, clip=framing.clip, control=plan.control,
+            save_control=save_control, height=framing.height, width=framing.width,
+        )  # fmt: skip
+
     def _chunks(self, pipeline: Any, plan: Plan) -> Generator[Chunk]:
         """What the model makes."""
-        framing = plan.framing
         try:
-            with pipeline.rollout(
-                plan.prompt, seed=plan.seed, negative_prompt=self.config.negative_prompt,
-                num_chunk=framing.num_chunk if framing.num_frames is None else None, num_frames=framing.num_frames,
-                image=framing.image, last_image=framing.last_image, clip=framing.clip, control=plan.control,
-                save_control=self.config.save_control, height=framing.height, width=framing.width,
-            ) as rollout:  # fmt: skip
+            with self._rollout(pipeline, plan, save_control=self.config.save_control) as rollout:
                 yield from rollout
         except ControlError as error:
             raise UserError(str(error)) from None
@@ -238,6 +259,7 @@ class Runner:
         pipeline: Any, postprocessor: Any,
     ) -> None:  # fmt: skip
         """What is done once the file is complete, or as complete as it will be."""
+        pipeline.acceleration.finish()
         height, width = plan.file_size
         output = {
             "file": plan.output.name,

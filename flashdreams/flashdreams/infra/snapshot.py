@@ -49,6 +49,7 @@ def fingerprint(pipeline: StreamInferencePipeline, loras: Iterable[str] = ()) ->
         "config": hashlib.sha256(to_yaml(pipeline.config).encode()).hexdigest(),
         "weights": hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest(),
         "dtype": pipeline.config.diffusion_model.transformer.dtype,
+        "approximations": "; ".join(pipeline.acceleration.approximations) if pipeline.acceleration else "",
         "device": pipeline.device.type,
         "torch": torch.__version__,
         "flashdreams": __version__,
@@ -149,7 +150,10 @@ def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return {"list": [_flatten(item, tensors) for item in value]}
     if _is_node(value):
-        return {"node": {name: _flatten(item, tensors) for name, item in vars(value).items()}}
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        derived = {field.name for field in fields if field.metadata.get("derived")}
+        kept = {name: item for name, item in vars(value).items() if name not in derived}
+        return {"node": {name: _flatten(item, tensors) for name, item in kept.items()}}
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     return {"fixed": type(value).__name__}

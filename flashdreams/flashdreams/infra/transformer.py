@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from flashdreams.core.kv_cache import RollingKVCache
 from flashdreams.infra.config import TransformerConfig
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.loading import CheckpointModule
@@ -25,6 +26,9 @@ class Transformer(CheckpointModule):
     can_recommit: ClassVar[bool] = True
     """Whether :meth:`recommit` works, so that latents and controls of the chunks in the window are worth keeping."""
 
+    kv_cache: Callable[..., RollingKVCache] = RollingKVCache
+    """What makes the rolling cache of a self-attention layer; acceleration may set another one on an instance."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
@@ -33,6 +37,11 @@ class Transformer(CheckpointModule):
     def latent_channels(self) -> int:
         """Channels of the latents this model makes."""
         raise NotImplementedError(type(self).__name__)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The repeated part of the network, in the order it runs. Acceleration treats it block by block."""
+        return ()
 
     def initialize_cache(self, layout: Layout, conditions: Any) -> Any:
         """Everything this transformer keeps for one rollout; empty context."""

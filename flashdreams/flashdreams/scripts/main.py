@@ -16,6 +16,9 @@ COMMANDS = {
     "list": ("flashdreams.scripts.listing:main", "List the installed runners (--json for programs)."),
     "doctor": ("flashdreams.scripts.doctor:main", "Check this machine: versions, devices, caches, ffmpeg, plugins."),
     "plan": ("flashdreams.scripts.plan:main", "Memory, work and speed of a model before anything is downloaded."),
+    "warmup": ("flashdreams.scripts.warmup:main", "Compile a model and keep that, so that later starts do not wait."),
+    "serve": ("flashdreams.scripts.serve:main", "Serve a model to browsers and programs (HTTP, WebSocket)."),
+    "bench": ("flashdreams.scripts.bench:main", "Times of the parts of a run, beside a bound measured with them."),
     "checkpoint": ("flashdreams.scripts.checkpoint:main", "Inspect, verify, compare, convert and merge weights."),
 }
 """Name: ``module:function`` that takes the words after the name and the program's name; what it does."""

@@ -12,6 +12,7 @@ from flashdreams.plugins.registry import discover_runners, get_runner
 from flashdreams.scripts.console import Parser, columns
 
 GIB = 2**30
+STORED = ("int8", "fp8")
 
 
 def main(words: Sequence[str], program: str) -> int:
@@ -22,6 +23,8 @@ def main(words: Sequence[str], program: str) -> int:
     parser.add_argument("--height", type=int, metavar="N", help="pixels [the model's own]")
     parser.add_argument("--width", type=int, metavar="N", help="pixels [the model's own]")
     parser.add_argument("--num-frames", type=int, metavar="N", help="length, for a model that makes one clip")
+    parser.add_argument("--quantize", default="none", choices=("none", "int8"), help="with weights in eight bits")
+    parser.add_argument("--kv-dtype", default="model", choices=("model", *STORED), help="with keys and values so")
     parser.add_argument("--device", default="h100", metavar="NAME", help="h100 (default), cpu (this one), ...")
     parser.add_argument("--json", action="store_true", help="for programs")
     try:
@@ -57,11 +60,13 @@ def _device(name: str) -> Any:
 
 def _plan(slug: str, options: Any) -> Any:
     from flashdreams.acceleration.plan import plan_model
+    from flashdreams.infra.acceleration_config import AccelerationConfig
 
     config = get_runner(slug).pipeline
-    length = options.num_frames
+    size = {"height": options.height, "width": options.width, "num_frames": options.num_frames}
+    acceleration = AccelerationConfig(quantize=options.quantize, kv_dtype=options.kv_dtype)
     try:
-        return plan_model(config, height=options.height, width=options.width, num_frames=length)
+        return plan_model(config, **size, acceleration=acceleration)
     except ValueError as error:
         raise UserError(str(error)) from None
 

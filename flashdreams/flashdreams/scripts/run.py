@@ -16,6 +16,7 @@ from flashdreams.scripts.command_line import apply_flags, parse_seed, print_help
 from flashdreams.scripts.console import guarded, warn, write_file
 from flashdreams.scripts.listing import listed_runners, table
 from flashdreams.scripts.recording import RunRecord, differences, read_record, read_text
+from flashdreams.scripts.short_flags import expand
 from flashdreams.scripts.usage import GENERAL_NAMES, general_help, runner_help
 
 
@@ -39,7 +40,7 @@ class Line:
 
 def run(words: Sequence[str], program: str) -> int:
     """``flashdreams-run [<slug>] [--flags]``."""
-    line = _take_apart(words)
+    line = take_apart(words)
     record = read_record(line.replay) if line.replay else None
     slug = line.slug or (record.slug if record else None)
     if slug is None:
@@ -56,21 +57,18 @@ def run(words: Sequence[str], program: str) -> int:
     if "--help-all" in line.switches:
         print_help(config, f"{program} {slug}", f"{config.description}\n\n{general_help()}")
         return 0
-    config = apply_flags(config, line.flags, known=GENERAL_NAMES)
-    if line.config or record:  # it may repeat the functions that the flags name, and choose no others
-        config = apply_flags(_start(config, line.config, record), line.flags, known=GENERAL_NAMES)
-    _check(config)
+    config = configured(config, line, record)
     if "--no-instantiate" in line.switches:
         write_file(to_yaml(config))
         return 0
     return _run(config, record)
 
 
-def _take_apart(words: Sequence[str]) -> Line:
+def take_apart(words: Sequence[str]) -> Line:
     """Our own flags may stand anywhere; the first other word is the slug; the rest is the runner's."""
     line = Line()
     files: dict[str, Path] = {}
-    rest = iter(words)
+    rest = iter(expand(words))
     for word in rest:
         if not _is_text(word):
             raise UserError(f"{word!r} is not valid UTF-8, which a run record could not hold")
@@ -93,6 +91,15 @@ def _take_apart(words: Sequence[str]) -> Line:
         raise UserError("--config and --replay both say where to start from; give one of them")
     line.config, line.replay = files.get("--config"), files.get("--replay")
     return line
+
+
+def configured(config: RunnerConfig, line: Line, record: RunRecord | None = None) -> RunnerConfig:
+    """The runner's config as the command line has it, checked as far as no torch is needed."""
+    changed = apply_flags(config, line.flags, known=GENERAL_NAMES)
+    if line.config or record:  # it may repeat the functions that the flags name, and choose no others
+        changed = apply_flags(_start(changed, line.config, record), line.flags, known=GENERAL_NAMES)
+    _check(changed)
+    return changed
 
 
 def _is_text(word: str) -> bool:

@@ -10,6 +10,8 @@ from flashdreams.scripts.console import columns
 from flashdreams.scripts.flags import Flag, FlagGroup, flags_of
 
 GENERAL_FLAGS = {
+    "--compile [MODE]": "Compile the model: on, off, or auto, which is on a GPU only.",
+    "--profile [FILE]": "Print the phases of each chunk; FILE.json: a trace as well.",
     "--config FILE": "Start from a YAML file, such as --no-instantiate prints.",
     "--replay FILE": "Repeat the run of a run record (the .json beside a video).",
     "--no-instantiate": "Print the config that the flags make, as YAML, and stop.",

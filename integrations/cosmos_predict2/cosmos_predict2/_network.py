@@ -19,7 +19,7 @@ from cosmos_predict2._rope import rotate_halves
 from cosmos_predict2.config import CosmosNetworkConfig
 from flashdreams.core.attention import attention
 from flashdreams.core.rope import Rope
-from flashdreams.recipes.wan.network import RMSNorm, gated_add, modulate, sinusoid
+from flashdreams.recipes.wan.layers import RMSNorm, gated_add, modulate, sinusoid
 
 
 @dataclass(frozen=True)

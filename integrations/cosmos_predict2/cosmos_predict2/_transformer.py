@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2._conditions import CosmosConditions
 from cosmos_predict2._keymaps import DIT_FROM_DIFFUSERS
@@ -55,6 +56,10 @@ class CosmosTransformer(Transformer):
     def checkpoint_root(self) -> CosmosNetwork:
         """A checkpoint holds the network's own keys."""
         return self.network
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.network.blocks)
 
     @property
     def latent_channels(self) -> int:

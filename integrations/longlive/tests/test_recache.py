@@ -12,7 +12,7 @@ from flashdreams.core.rope import apply_rope, rope_3d
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.infra.rollout import Rollout
 from flashdreams.recipes.template.config import TemplateTextConfig
-from flashdreams.recipes.wan.network import gated_add, layer_norm, modulate
+from flashdreams.recipes.wan.layers import gated_add, layer_norm, modulate
 from longlive.config import LONGLIVE_CONFIGS
 from member import shrunk
 

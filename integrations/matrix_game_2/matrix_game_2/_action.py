@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from flashdreams.core.attention import attention
 from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import Rope, apply_rope
-from flashdreams.recipes.wan.network import ChunkContext, layer_norm
+from flashdreams.recipes.wan.layers import layer_norm
+from flashdreams.recipes.wan.network import ChunkContext
 from matrix_game_2.config import MatrixGame2NetworkConfig
 
 

@@ -68,12 +68,11 @@ class MatrixGame2Network(WanNetwork):
         blocks: list[Any] = list(self.blocks[: config.action_blocks])
         return tuple(block.action_model.prepare(input["keys"], input.get("mouse")) for block in blocks)
 
-    def forward(
-        self, latent: Tensor, timestep: Tensor, context: ChunkContext, cache: NetworkCache, input: Any = None
-    ) -> Tensor:
-        """As :class:`WanNetwork`; ``input`` is what :meth:`prepare` returned."""
-        moment = Moment.of(context, self.config, torch.promote_types(latent.dtype, torch.float32))
-        return super().forward(latent, timestep, context, cache, _Pass(input, moment))
+    def place(self, context: ChunkContext) -> Moment:
+        return Moment.of(context, self.config, context.rope.cos.dtype)
+
+    def pass_input(self, latent: Tensor, context: ChunkContext, cache: NetworkCache, input: Any) -> _Pass:
+        return _Pass(input, context.place)
 
     def block_input(self, index: int, input: _Pass) -> _Told | None:
         return _Told(input.actions[index], input.moment) if index < self.config.action_blocks else None

@@ -33,7 +33,7 @@ def test_every_chunk_is_given_its_part_of_the_whole_clip(shrunk, picture: Tensor
         want = pipeline.decoder.encode(clip, pipeline.decoder.initialize_cache())
     seen: list[Tensor] = []
     network = pipeline.diffusion_model.transformer.network
-    hook = network.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))
+    hook = network.patch_embedding.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].clone()))
     with pipeline.rollout(image=picture, num_chunk=CHUNKS) as rollout:
         kept = rollout.cache.conditions.image_latent.shape[2]
         pipeline.decode = lambda latent, cache: torch.zeros(1, 3, 1, 8, 8)  # pixels are not looked at

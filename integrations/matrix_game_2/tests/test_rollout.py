@@ -188,6 +188,7 @@ def test_streaming_equals_block_causal(slug: str, quick, picture) -> None:
         rope_3d(range(frames), rows, columns, 24), torch.arange(frames * tokens), frames * tokens, mask=mask,
         shape=(frames, rows, columns),
     )  # fmt: skip
+    context = dataclasses.replace(context, place=network.place(context))
     told = {name: torch.cat([each[name] for each in inputs], dim=1) for name in inputs[0]}
     with torch.no_grad():
         network(clip, torch.zeros(1), context, cache, network.prepare(told))

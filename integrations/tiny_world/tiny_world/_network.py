@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flashdreams.recipes.wan.network import ChunkContext, Modulation, NetworkCache, WanNetwork
+from flashdreams.recipes.wan.modulation import Modulation
+from flashdreams.recipes.wan.network import ChunkContext, NetworkCache, WanNetwork
 from tiny_world.config import TinyWorldNetworkConfig
 
 FRAMES_PER_LATENT = 4
@@ -48,19 +49,14 @@ class TinyWorldNetwork(WanNetwork):
         self.action = ActionConditioner(config.dim, config.action_dim)
         self.caption = nn.Sequential(nn.Linear(config.dim, config.dim), nn.SiLU(), nn.Linear(config.dim, config.dim))
 
-    def forward(
-        self,
-        latent: Tensor,
-        timestep: Tensor,
-        context: ChunkContext,
-        cache: NetworkCache,
-        input: Tensor | None = None,
-    ) -> Tensor:
-        """As :class:`WanNetwork`; ``input`` is int64 actions ``[B, T, 4]``, or ``None`` for no key held."""
+    def pass_input(
+        self, latent: Tensor, context: ChunkContext, cache: NetworkCache, input: Tensor | None
+    ) -> _Conditions:
+        """``input`` is int64 actions ``[B, T, 4]``, or ``None`` for no key held."""
         if input is None:
-            input = torch.zeros(latent.shape[0], latent.shape[2], FRAMES_PER_LATENT, dtype=torch.long).to(latent.device)
-        caption = cache.blocks[0].text_v.flatten(2).mean(dim=1)
-        return super().forward(latent, timestep, context, cache, _Conditions(input, caption))
+            shape = latent.shape[0], latent.shape[2], FRAMES_PER_LATENT
+            input = torch.zeros(shape, dtype=torch.long, device=latent.device)
+        return _Conditions(input, cache.blocks[0].text_v.flatten(2).mean(dim=1))
 
     def condition(self, x: Tensor, time: Modulation, input: _Conditions) -> tuple[Tensor, Modulation]:
         action = self.action(input.actions)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flashdreams.config import derive_config
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.recipes.wan.conditions import WanConditions
-from flashdreams.recipes.wan.network import BlockCache
+from flashdreams.recipes.wan.network import BlockCache, ChunkContext
 from wan22.config import WAN22_CONFIGS
 
 pytestmark = pytest.mark.ci_cpu
@@ -41,6 +41,12 @@ class FakeNetwork(nn.Module):
 
     def prepare(self, input: None) -> None:
         return input
+
+    def place(self, context: ChunkContext) -> None:
+        return None
+
+    def times(self, timestep: Tensor) -> Tensor:
+        return timestep
 
     def encode_text(self, text: Tensor, image: Tensor | None = None) -> list[BlockCache]:
         return [BlockCache(text, text)]

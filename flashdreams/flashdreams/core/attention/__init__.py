@@ -18,6 +18,7 @@ __all__ = [
     "attention",
     "block_sparse_attention",
     "block_sparse_self_test",
+    "by_head",
     "check_backend",
     "self_test",
 ]
@@ -40,6 +41,11 @@ def attention(
         backend: a name in :data:`BACKENDS`. Call :func:`check_backend` once before using one other than the default.
     """
     return BACKENDS[backend](q, k, v, mask, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+
+
+def by_head(x: Tensor) -> Tensor:
+    """``x`` ``[B, S, H, D]`` laid out head by head in memory: a copy that pays for keys and values read many times."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @cache

@@ -116,8 +116,9 @@ class LoraSet:
         wanted = self.module.state_dict()
         lora = read_lora(source, wanted, self.key_maps)
         for key in lora.patches:
-            if wanted[key].is_meta or not wanted[key].is_floating_point() or wanted[key].dtype.itemsize == 1:
-                state = "has no values yet" if wanted[key].is_meta else f"is stored as {wanted[key].dtype}"
+            form = _form(wanted[key])
+            if wanted[key].is_meta or form is not None:
+                state = "has no values yet" if wanted[key].is_meta else f"is stored as {form}"
                 raise CheckpointError(f"{lora.source} changes {key}, which {state}; merge LoRAs before quantizing")
         self.loras[name] = lora
         self.set_weights({name: weight})
@@ -168,6 +169,13 @@ class LoraSet:
         for key, base in self._base.items():
             tensors[key].copy_(base)
         self._base, self._weights = {}, {}
+
+
+def _form(tensor: Tensor) -> object | None:
+    """What a weight is stored as that nothing can be added to; ``None`` for ordinary numbers."""
+    if type(tensor) not in (Tensor, nn.Parameter):  # a library's quantized weights say that they are floats
+        return type(tensor).__name__
+    return tensor.dtype if not tensor.is_floating_point() or tensor.dtype.itemsize == 1 else None
 
 
 def check_weights(weights: Mapping[str, float], names: Iterable[str]) -> None:

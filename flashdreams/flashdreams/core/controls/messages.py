@@ -53,12 +53,6 @@ def control_from_json(value: Any) -> Control | None:
     return Control.of(Control(**parts))
 
 
-def asas_object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ControlError(f"{what} is {value!r:.40}; expected an object")
-    return dict(value)
-
-
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise ControlError(f"{what} is {value!r:.40}; expected a list")

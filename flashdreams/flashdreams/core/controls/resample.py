@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from flashdreams.core.controls.poses import interpolate
-from flashdreams.core.controls.types import Frame, Keys, Mouse, Pose
+from flashdreams.core.controls.types import MAX_MOTION, Frame, Keys, Mouse, Pose
 
 T = TypeVar("T")
 Events = Sequence[tuple[float, T]]
@@ -56,8 +56,9 @@ def mouse(events: Events[Mouse], start: int, stop: int) -> list[Mouse | None]:
         state = before[-1] if before else state
         held = Keys(*state.buttons) if state else None
         buttons = _pressed(held, [Keys(*event.buttons) for event in said]) if said else held
-        motion = math.fsum(event.dx for event in said), math.fsum(event.dy for event in said)
-        row.append(Mouse(*motion, buttons.held) if buttons is not None else None)
+        row.append(
+            Mouse(_sum([e.dx for e in said]), _sum([e.dy for e in said]), buttons.held) if buttons is not None else None
+        )
         state = said[-1] if said else state
     return row
 
@@ -111,6 +112,11 @@ def _by_frame(events: Events[T], start: int, stop: int) -> list[tuple[list[T], l
         elif where < stop:
             said[math.floor(where) - start].append(value)
     return [(before if not i else [], values) for i, values in enumerate(said)]
+
+
+def _sum(motions: Sequence[float]) -> float:
+    """All of it, as far as a control can say so much: no flood of events may end a rollout."""
+    return max(-MAX_MOTION, min(MAX_MOTION, math.fsum(motions)))
 
 
 def _pressed(state: Keys | None, said: Sequence[Any]) -> Keys:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 Matrix = tuple[tuple[float, float, float, float], ...]
 MAX_NAME = 32
-MAX_MOTION = 1000.0
-"""Pictures per event: far beyond any hand."""
+MAX_MOTION = 1e6
+"""Widths or heights of the picture: far beyond any hand, and sums of it stay finite."""
 ORTHONORMAL = 1e-2
 """How far the rows of a rotation may be from orthonormal: pose files are often written with few digits."""
 
@@ -72,9 +72,7 @@ class Mouse:
         for name in ("dx", "dy"):
             motion = _number(getattr(self, name), f"mouse {name}")
             if abs(motion) > MAX_MOTION:
-                raise ControlError(
-                    f"mouse {name} is {motion:g}; expected widths and heights of the picture, not pixels"
-                )
+                raise ControlError(f"mouse {name} is {motion:g}; expected widths or heights of the picture")
             object.__setattr__(self, name, motion)
         object.__setattr__(self, "buttons", Keys(*self.buttons).held)
 

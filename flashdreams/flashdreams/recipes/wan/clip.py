@@ -12,7 +12,7 @@ from flashdreams.core.attention import attention
 from flashdreams.infra.encoder import ImageEncoder
 from flashdreams.recipes.wan.clip_config import CLIPVisionConfig
 from flashdreams.recipes.wan.keymaps import CLIP_FROM_TRANSFORMERS
-from flashdreams.recipes.wan.network import layer_norm
+from flashdreams.recipes.wan.layers import layer_norm
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)

@@ -7,6 +7,7 @@ as values: text keys and rolling caches (:class:`NetworkCache`), and the geometr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,22 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from flashdreams.core.attention import attention
+from flashdreams.core.attention import attention, by_head
 from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import Rope, apply_rope
 from flashdreams.recipes.wan.config import WanNetworkConfig
+from flashdreams.recipes.wan.layers import (
+    ImageEmbedding,
+    RMSNorm,
+    TanhGELU,
+    at_least_float32,
+    gated_add,
+    layer_norm,
+    modulate,
+    sinusoid,
+    wide_linear,
+)
+from flashdreams.recipes.wan.modulation import FEW, Modulation, Times
 
 
 @dataclass
@@ -53,7 +66,8 @@ class ChunkContext:
     tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is the number of cache tokens
     to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
     ``read`` (int64) names the cache tokens to read where that is not all of the first ``visible`` (recaching).
-    ``mask`` restricts attention within the chunk where there is no rolling cache (training).
+    ``mask`` restricts attention within the chunk where there is no rolling cache (training). ``place`` is what a
+    subclass of the network makes of all this (:meth:`WanNetwork.place`).
     """
 
     rope: Rope
@@ -64,35 +78,7 @@ class ChunkContext:
     mask: Tensor | None = None
     start: int = 0
     shape: tuple[int, int, int] = (0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Modulation:
-    """A table over distinct timesteps: ``table`` ``[U, ..., D]`` in float32 and ``index`` ``[B, F]`` into it.
-
-    ``F`` is 1 (one timestep per sample), the number of frames, or the number of tokens.
-    """
-
-    table: Tensor
-    index: Tensor
-
-    def chunks(self, offset: Tensor) -> list[Tensor]:
-        """Per-position vectors ``[B, F, 1, D]`` of each of the table's entries, ``offset`` ``[1, N, D]`` added."""
-        table = self.table + offset.to(self.table.dtype)
-        return [entry[self.index].unsqueeze(2) for entry in table.unbind(1)]
-
-
-class RMSNorm(nn.Module):
-    """``x * rsqrt(mean(x^2) + eps) * weight`` over the last axis, the mean in at least float32."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(_wide(x.dtype))
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+    place: Any = None
 
 
 class SelfAttention(nn.Module):
@@ -121,6 +107,15 @@ class SelfAttention(nn.Module):
             k, v = cache.read(context.visible) if context.read is None else cache.gather(context.read)
         return self.o(attention(q, k, v, mask=context.mask, backend=self.backend).flatten(-2))
 
+    def remember(self, x: Tensor, context: ChunkContext, cache: RollingKVCache) -> None:
+        """Write keys and values of ``x`` into ``cache``, as :meth:`forward` does."""
+        assert context.slots is not None
+        raw_k = self.norm_k(self.k(x)).unflatten(-1, (self.heads, -1))
+        v = self.v(x).unflatten(-1, (self.heads, -1))
+        if context.sink_tokens:
+            cache.write_raw_sink(raw_k, context.slots, context.sink_tokens)
+        cache.write(apply_rope(raw_k, context.rope), v, context.slots)
+
 
 class CrossAttention(nn.Module):
     """Attention to the text, and beside it to the tokens of given images where the model has an image branch. Keys and
@@ -143,13 +138,14 @@ class CrossAttention(nn.Module):
 
     def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, S, heads, head_dim]`` of embedded text ``[B, S, dim]``."""
-        k = self.norm_k(self.k(text)).unflatten(-1, (self.heads, -1))
-        return k, self.v(text).unflatten(-1, (self.heads, -1))
+        return self._by_head(self.norm_k(self.k(text))), self._by_head(self.v(text))
 
     def encode_image(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, S, heads, head_dim]`` of embedded image tokens ``[B, S, dim]``."""
-        k = self.norm_k_img(self.k_img(image)).unflatten(-1, (self.heads, -1))
-        return k, self.v_img(image).unflatten(-1, (self.heads, -1))
+        return self._by_head(self.norm_k_img(self.k_img(image))), self._by_head(self.v_img(image))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return by_head(x.unflatten(-1, (self.heads, -1)))
 
     def forward(self, x: Tensor, cache: BlockCache) -> Tensor:
         q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
@@ -173,7 +169,7 @@ class WanBlock(nn.Module):
         self.cross_attn = CrossAttention(config)
         self.norm3 = nn.LayerNorm(config.dim, config.eps)
         self.ffn = nn.Sequential(
-            nn.Linear(config.dim, config.ffn_dim), nn.GELU("tanh"), nn.Linear(config.ffn_dim, config.dim)
+            nn.Linear(config.dim, config.ffn_dim), TanhGELU(), nn.Linear(config.ffn_dim, config.dim)
         )
         self.modulation = nn.Parameter(torch.randn(1, 6, config.dim) / math.sqrt(config.dim))
 
@@ -199,16 +195,30 @@ class WanBlock(nn.Module):
         return x
 
     def forward(
-        self, x: Tensor, modulation: Modulation, context: ChunkContext, cache: BlockCache, input: Any = None
+        self, x: Tensor, vectors: Sequence[Tensor], context: ChunkContext, cache: BlockCache, input: Any = None
     ) -> Tensor:
-        """``x`` ``[B, L, dim]`` -> the same shape."""
-        shift_sa, scale_sa, gate_sa, shift_ff, scale_ff, gate_ff = modulation.chunks(self.modulation)
+        """``x`` ``[B, L, dim]`` -> the same shape.
+
+        Args:
+            vectors: shift, scale and gate of self-attention, and of the feed-forward, ``[B, F, 1, dim]`` each.
+        """
+        shift_sa, scale_sa, gate_sa, shift_ff, scale_ff, gate_ff = vectors
         y = self.self_attn(modulate(x, shift_sa, scale_sa, self.eps), context, cache.self_kv)
         x = gated_add(x, y, gate_sa)
         x = self.after_self_attention(x, input, cache, context)
         x = x + self.cross_attn(layer_norm(x, self.norm3), cache)
         x = self.after_cross_attention(x, input, cache, context)
         return gated_add(x, self.ffn(modulate(x, shift_ff, scale_ff, self.eps)), gate_ff)
+
+    def remember(
+        self, x: Tensor, vectors: Sequence[Tensor], context: ChunkContext, cache: BlockCache, input: Any = None
+    ) -> None:
+        """Write what the context keeps of the chunk, as :meth:`forward` does, and compute nothing else: for the last
+        block of a commit, whose output nobody reads."""
+        if type(self).initialize_state is not WanBlock.initialize_state or cache.self_kv is None:
+            self(x, vectors, context, cache, input)  # what a subclass keeps may come from anywhere in the block
+            return
+        self.self_attn.remember(modulate(x, vectors[0], vectors[1], self.eps), context, cache.self_kv)
 
 
 class Head(nn.Module):
@@ -220,40 +230,17 @@ class Head(nn.Module):
         self.head = nn.Linear(config.dim, math.prod(config.patch_size) * config.out_dim)
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / math.sqrt(config.dim))
 
-    def forward(self, x: Tensor, modulation: Modulation) -> Tensor:
-        shift, scale = modulation.chunks(self.modulation)
+    def forward(self, x: Tensor, vectors: Sequence[Tensor]) -> Tensor:
+        """``[B, L, dim] -> [B, L, patch_volume * out_dim]``; ``vectors`` are shift and scale, ``[B, F, 1, dim]``."""
+        shift, scale = vectors
         return self.head(modulate(x, shift, scale, self.eps))
-
-
-class ImageEmbedding(nn.Module):
-    """Image tokens of a vision encoder to the width of the network."""
-
-    def __init__(self, config: WanNetworkConfig) -> None:
-        super().__init__()
-        width = config.image_dim
-        assert width is not None
-        self.proj = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, config.dim),
-            nn.LayerNorm(config.dim),
-        )  # fmt: skip
-        if config.image_positions:
-            self.emb_pos = nn.Parameter(torch.zeros(1, config.image_tokens, width))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``[B, S, image_dim] -> [B, S, dim]``."""
-        before, first, gelu, second, after = self.proj
-        assert isinstance(before, nn.LayerNorm)
-        assert isinstance(after, nn.LayerNorm)
-        if hasattr(self, "emb_pos"):
-            tokens = tokens + self.emb_pos
-        return layer_norm(second(gelu(first(layer_norm(tokens, before)))), after)
 
 
 class WanNetwork(nn.Module):
     """Predicts the flow ``noise - clean`` of one chunk.
 
-    Subclasses add controls: :meth:`prepare` once per chunk, then in every pass :meth:`condition` at the input and
-    :meth:`block_input` for the blocks, which :meth:`make_block` builds.
+    Subclasses add controls: :meth:`prepare` once per chunk, then in every pass :meth:`pass_input`, :meth:`condition` at
+    the input, and :meth:`block_input` for the blocks, which :meth:`make_block` builds.
     """
 
     def __init__(self, config: WanNetworkConfig) -> None:
@@ -311,6 +298,15 @@ class WanNetwork(nn.Module):
         chunk, made once. ``input`` is the streaming encoder's, or ``None``."""
         return input
 
+    def place(self, context: ChunkContext) -> Any:
+        """What a subclass needs of the chunk's geometry, made once per chunk (``context.place``). No pass reads
+        ``context.start`` itself, which is another number in every chunk."""
+        return None
+
+    def pass_input(self, latent: Tensor, context: ChunkContext, cache: NetworkCache, input: Any) -> Any:
+        """What one pass hands to :meth:`condition` and :meth:`block_input`; by default what :meth:`prepare` left."""
+        return input
+
     def condition(self, x: Tensor, time: Modulation, input: Any) -> tuple[Tensor, Modulation]:
         """Hook for conditioners at the input: tokens ``x`` ``[B, L, dim]`` and time embedding ``time`` (table
         ``[U, dim]``), returned changed or as they are."""
@@ -321,29 +317,60 @@ class WanNetwork(nn.Module):
         return input
 
     def forward(
-        self, latent: Tensor, timestep: Tensor, context: ChunkContext, cache: NetworkCache, input: Any = None
+        self, latent: Tensor, timestep: Tensor | Times, context: ChunkContext, cache: NetworkCache, input: Any = None
     ) -> Tensor:
         """Flow ``[B, out_dim, T, H, W]`` of ``latent`` ``[B, in_dim, T, H, W]``.
 
         Args:
-            timestep: ``1000 * sigma``, shape ``[B]``, ``[B, T]`` or ``[B, L]`` (``L`` tokens, frame-major).
+            timestep: ``1000 * sigma``, shape ``[B]``, ``[B, T]`` or ``[B, L]`` (``L`` tokens, frame-major); or what
+                :meth:`times` made of it.
             input: the chunk's controls, as :meth:`prepare` left them.
         """
+        input = self.pass_input(latent, context, cache, input)
+        x, times = self._enter(latent, timestep, input)
+        blocks: list[Any] = list(self.blocks)
+        for i, (block, block_cache) in enumerate(zip(blocks, cache.blocks, strict=True)):
+            x = block(x, times.vectors(i, block.modulation), context, block_cache, self.block_input(i, input))
+        x = self.head(x, times.head_vectors(self.head.modulation))
         frames, height, width = latent.shape[2:]
         _, ph, pw = self.config.patch_size
-        dtype = self.patch_embedding.weight.dtype
-        x = self.patch_embedding(latent.to(dtype)).flatten(2).transpose(1, 2)
-        x, time = self.condition(x, self.embed_time(timestep), input)
-        silu_time = self.time_projection[0](time.table)
-        projected = F.linear(silu_time, *_wide_linear(self.time_projection[1], silu_time.dtype))
-        modulation = Modulation(projected.unflatten(-1, (6, -1)), time.index)
-        for i, (block, block_cache) in enumerate(zip(self.blocks, cache.blocks, strict=True)):
-            x = block(x, modulation, context, block_cache, self.block_input(i, input))
-        head_time = Modulation(time.table.unsqueeze(1).expand(-1, 2, -1), time.index)
-        x = self.head(x, head_time)
         return rearrange(
             x, "b (t h w) (p q c) -> b c t (h p) (w q)", t=frames, h=height // ph, w=width // pw, p=ph, q=pw
         )
+
+    def remember(
+        self, latent: Tensor, timestep: Tensor | Times, context: ChunkContext, cache: NetworkCache, input: Any = None
+    ) -> None:
+        """Write the chunk into ``cache``, as :meth:`forward` does: a commit, whose flow nobody reads."""
+        input = self.pass_input(latent, context, cache, input)
+        x, times = self._enter(latent, timestep, input)
+        blocks: list[Any] = list(self.blocks)
+        for i, (block, block_cache) in enumerate(zip(blocks, cache.blocks, strict=True)):
+            run = block.remember if i == len(blocks) - 1 else block
+            x = run(x, times.vectors(i, block.modulation), context, block_cache, self.block_input(i, input))
+
+    def _enter(self, latent: Tensor, timestep: Tensor | Times, input: Any) -> tuple[Tensor, Times]:
+        """Tokens ``[B, L, dim]`` before the first block, and the vectors of the timestep."""
+        dtype = self.patch_embedding.weight.dtype
+        x = self.patch_embedding(latent.to(dtype)).flatten(2).transpose(1, 2)
+        times = timestep if isinstance(timestep, Times) else self.times(timestep)
+        x, time = self.condition(x, times.time, input)
+        return x, times if time is times.time else self._times(time)
+
+    def times(self, timestep: Tensor) -> Times:
+        """All that the network makes of a timestep alone; good until weights change."""
+        return self._times(self.embed_time(timestep))
+
+    def _times(self, time: Modulation) -> Times:
+        silu_time = self.time_projection[0](time.table)
+        projected = F.linear(silu_time, *wide_linear(self.time_projection[1], silu_time.dtype))
+        blocks = Modulation(projected.unflatten(-1, (6, -1)), time.index)
+        head = Modulation(time.table.unsqueeze(1).expand(-1, 2, -1), time.index)
+        if time.index.numel() > FEW:
+            return Times(time, blocks, head)
+        modules: list[Any] = list(self.blocks)
+        own = [block.modulation for block in modules]
+        return Times(time, blocks.stacked(own), head.stacked([self.head.modulation])[0])
 
     def embed_time(self, timestep: Tensor) -> Modulation:
         """Time embedding, in at least float32, of timesteps ``[B]`` or ``[B, F]``: one row per entry, or per distinct
@@ -355,45 +382,8 @@ class WanNetwork(nn.Module):
             values, index = torch.unique(values, return_inverse=True)
         else:
             index = torch.arange(values.numel(), device=values.device)
-        wide = _wide(self.patch_embedding.weight.dtype)
+        wide = at_least_float32(self.patch_embedding.weight.dtype)
         x = sinusoid(values, self.config.freq_dim).to(wide)
-        x = F.linear(x, *_wide_linear(self.time_embedding[0], wide))
-        x = F.linear(F.silu(x), *_wide_linear(self.time_embedding[2], wide))
+        x = F.linear(x, *wide_linear(self.time_embedding[0], wide))
+        x = F.linear(F.silu(x), *wide_linear(self.time_embedding[2], wide))
         return Modulation(x, index.view(timestep.shape))
-
-
-def sinusoid(timestep: Tensor, dim: int) -> Tensor:
-    """``[cos, sin]`` of ``t * 10000^(-i / (dim/2))`` in float64: ``[N] -> [N, dim]``."""
-    half = dim // 2
-    frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=timestep.device) / half)
-    angle = timestep.double()[:, None] * frequency
-    return torch.cat((angle.cos(), angle.sin()), dim=1)
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """``LN(x) * (1 + scale) + shift`` with ``x`` ``[B, L, D]`` and ``shift``, ``scale`` ``[B, F, 1, D]``, ``F | L``."""
-    wide = x.to(_wide(x.dtype))
-    y = F.layer_norm(wide, x.shape[-1:], eps=eps).unflatten(1, (shift.shape[1], -1))
-    return (y * (1 + scale) + shift).flatten(1, 2).to(x.dtype)
-
-
-def gated_add(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
-    """``x + gate * y`` with ``x``, ``y`` ``[B, L, D]`` and ``gate`` ``[B, F, 1, D]``."""
-    frames = gate.shape[1]
-    return (x.unflatten(1, (frames, -1)) + y.unflatten(1, (frames, -1)) * gate).flatten(1, 2).to(x.dtype)
-
-
-def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
-    """Affine layer norm in at least float32."""
-    wide = _wide(x.dtype)
-    weight, bias = norm.weight.to(wide), norm.bias.to(wide)
-    return F.layer_norm(x.to(wide), norm.normalized_shape, weight, bias, norm.eps).to(x.dtype)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _wide_linear(linear: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    assert isinstance(linear, nn.Linear)
-    return linear.weight.to(dtype), linear.bias.to(dtype)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashdreams.core.attention import check_backend
 from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
@@ -17,7 +17,10 @@ from flashdreams.infra.transformer import Transformer
 from flashdreams.recipes.wan.conditions import WanConditions
 from flashdreams.recipes.wan.config import WanTransformerConfig
 from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS, DIT_FROM_FASTVIDEO
+from flashdreams.recipes.wan.modulation import Times
 from flashdreams.recipes.wan.network import BlockCache, ChunkContext, NetworkCache, WanNetwork
+
+_DERIVED = {"derived": True}
 
 
 @dataclass
@@ -26,15 +29,17 @@ class TransformerCache:
 
     ``branches`` are the guidance branches: conditional and unconditional, one of them, or both stacked on the batch
     axis. ``start`` is the number of committed latent frames. ``chunk`` is the geometry of the current chunk, and
-    ``prepared`` its controls and what they alone decide: both derived, and made anew when they are missing.
+    ``prepared`` its controls and what they alone decide; ``times`` is what the network makes of each timestep. All
+    three are derived, made anew when they are missing, and not saved.
     """
 
     layout: Layout
     conditions: WanConditions
     branches: list[NetworkCache]
     start: int = 0
-    chunk: ChunkContext | None = None
-    prepared: tuple[Any, Any] | None = None
+    chunk: ChunkContext | None = field(default=None, metadata=_DERIVED)
+    prepared: tuple[Any, Any] | None = field(default=None, metadata=_DERIVED)
+    times: dict[tuple[int, int], tuple[Tensor, Times]] = field(default_factory=dict, metadata=_DERIVED)
 
 
 class WanTransformer(Transformer):
@@ -58,6 +63,10 @@ class WanTransformer(Transformer):
     def latent_channels(self) -> int:
         return self.config.network.out_dim
 
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return list(self.network.blocks)
+
     def initialize_cache(self, layout: Layout, conditions: WanConditions) -> TransformerCache:
         self._check(conditions, layout)
         cache = TransformerCache(layout, conditions, [])
@@ -80,9 +89,10 @@ class WanTransformer(Transformer):
                 block.text_k, block.text_v = fresh.text_k, fresh.text_v
                 block.image_k, block.image_v = fresh.image_k, fresh.image_v
         cache.conditions = conditions
+        cache.times.clear()  # weights may have changed with them
 
     def predict_flow(self, noisy: Tensor, timestep: Tensor, cache: TransformerCache, input: Any = None) -> Tensor:
-        flows = self._forward(noisy, timestep, cache, input)
+        flows = self._flows(noisy, timestep, cache, input)
         if len(flows) == 1:
             return flows[0]
         conditional, unconditional = flows
@@ -90,7 +100,7 @@ class WanTransformer(Transformer):
 
     def commit(self, clean: Tensor, timestep: Tensor, cache: TransformerCache, input: Any = None) -> None:
         if self.config.window_size_t is not None:
-            self._forward(clean, timestep, cache, input)
+            self._remember(clean, timestep, cache, input)
         cache.start += clean.shape[2]
         cache.chunk = cache.prepared = None
 
@@ -113,10 +123,10 @@ class WanTransformer(Transformer):
             ring = range(max(start if start < geometry.sink else oldest, stop - geometry.ring), stop)
             frames = sorted({*range(min(stop, geometry.sink)), *(frame for frame in ring if frame >= geometry.sink)})
             slots = torch.cat([geometry.token_slots(frame, frame + 1) for frame in frames])
-            cache.chunk = replace(self._context(cache, latent), read=slots.to(latent.device))
+            cache.chunk = self._placed(replace(self._context(cache, latent), read=slots.to(latent.device)))
             if geometry.relative and start >= geometry.sink:
                 self._rotate_sinks(cache, geometry, stop, latent)
-            self._forward(latent, timestep, cache, input)
+            self._remember(latent, timestep, cache, input)
         cache.start, cache.chunk, cache.prepared = end, None, None
 
     def stamp(self, noisy: Tensor, cache: TransformerCache) -> Tensor:
@@ -125,25 +135,47 @@ class WanTransformer(Transformer):
             return noisy
         return torch.cat((known.to(noisy), noisy[:, :, known.shape[2] :]), dim=2)
 
-    def _forward(self, latent: Tensor, timestep: Tensor, cache: TransformerCache, input: Any) -> list[Tensor]:
+    def _flows(self, latent: Tensor, timestep: Tensor, cache: TransformerCache, input: Any) -> list[Tensor]:
         """One pass per branch; flows ``[B, C, T, H, W]``, conditional first, in the latent's dtype."""
+        passes = self._passes(latent, timestep, cache, input)
+        return [
+            flow for copies, arguments in passes for flow in self.network(*arguments).to(latent.dtype).chunk(copies)
+        ]
+
+    def _remember(self, latent: Tensor, timestep: Tensor, cache: TransformerCache, input: Any) -> None:
+        """Write the chunk into every branch's context."""
+        for _, arguments in self._passes(latent, timestep, cache, input):
+            self.network.remember(*arguments)
+
+    def _passes(
+        self, latent: Tensor, timestep: Tensor, cache: TransformerCache, input: Any
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """For each branch: how many are stacked in it, and the network's arguments."""
         context = self._context(cache, latent)
-        batch, frames, flows = latent.shape[0], latent.shape[2], []
-        dtype = latent.dtype
-        if (known := self._stamped(cache, frames)) is not None:
-            timestep = timestep[:, None].repeat(1, frames) if timestep.ndim == 1 else timestep.clone()
-            timestep[:, : known.shape[2] * (timestep.shape[1] // frames)] = 0
+        batch, frames = latent.shape[0], latent.shape[2]
+        known = self._stamped(cache, frames)
         if self.config.concat_image_mask_to_latent:
             given = cache.conditions.image_mask, cache.conditions.image_latent
             latent = torch.cat((latent, *(_frames(part, cache.start, frames).to(latent) for part in given)), dim=1)
         input = self._prepared(cache, input)
         for branch in cache.branches:
             copies = branch.blocks[0].text_k.shape[0] // batch
-            flow = self.network(
-                _repeat(latent, copies), _repeat(timestep, copies), context, branch, _repeat(input, copies)
-            )
-            flows += flow.to(dtype).chunk(copies)
-        return flows
+            if known is None:
+                times: Any = self._times(cache, timestep, copies)
+            else:
+                own = timestep[:, None].repeat(1, frames) if timestep.ndim == 1 else timestep.clone()
+                own[:, : known.shape[2] * (own.shape[1] // frames)] = 0
+                times = _repeat(own, copies)
+            yield copies, (_repeat(latent, copies), times, context, branch, _repeat(input, copies))
+
+    def _times(self, cache: TransformerCache, timestep: Tensor, copies: int) -> Times:
+        """What the network makes of ``timestep``, kept as long as the same tensor comes again."""
+        if len(cache.times) > 64:
+            cache.times.clear()
+        key = id(timestep), copies
+        if key not in cache.times or cache.times[key][0] is not timestep:
+            cache.times[key] = timestep, self.network.times(_repeat(timestep, copies))
+        return cache.times[key][1]
 
     def _prepared(self, cache: TransformerCache, input: Any) -> Any:
         """What the network makes of the chunk's controls before any pass."""
@@ -164,11 +196,11 @@ class WanTransformer(Transformer):
         rope = self._rope(range(start, stop), cache.layout, latent)
         window = self.config.window_size_t
         rows, columns = self._grid(cache.layout)
-        place: Any = {"start": start, "shape": (frames, rows, columns)}
+        where: Any = {"start": start, "shape": (frames, rows, columns)}
         if window is None:
             if start:
                 raise ValueError("this model has no rolling window and makes a single chunk; set window_size_t")
-            cache.chunk = ChunkContext(rope, **place)
+            cache.chunk = self._placed(ChunkContext(rope, **where))
             return cache.chunk
         geometry = self._geometry(cache.layout)
         cache.chunk = ChunkContext(
@@ -176,11 +208,15 @@ class WanTransformer(Transformer):
             geometry.token_slots(start, stop).to(latent.device),
             geometry.visible(stop) * geometry.tokens_per_frame,
             max(0, min(stop, geometry.sink) - start) * geometry.tokens_per_frame if geometry.relative else 0,
-            **place,
+            **where,
         )
+        cache.chunk = self._placed(cache.chunk)
         if geometry.relative and stop > window:
             self._rotate_sinks(cache, geometry, stop, latent)
         return cache.chunk
+
+    def _placed(self, context: ChunkContext) -> ChunkContext:
+        return replace(context, place=self.network.place(context))
 
     def _rotate_sinks(self, cache: TransformerCache, geometry: CacheGeometry, stop: int, like: Tensor) -> None:
         """Bring the raw-kept sink keys to the positions they have while the chunk before frame ``stop`` is made."""
@@ -215,7 +251,7 @@ class WanTransformer(Transformer):
     def _empty_kv(self, geometry: CacheGeometry, batch: int) -> RollingKVCache:
         weight = self.network.patch_embedding.weight
         network = self.config.network
-        return RollingKVCache(geometry, batch, network.num_heads, network.head_dim, weight.dtype, weight.device)
+        return self.kv_cache(geometry, batch, network.num_heads, network.head_dim, weight.dtype, weight.device)
 
     def _stamped(self, cache: TransformerCache, frames: int) -> Tensor | None:
         """Given latents ``[B, C, T, H, W]`` of the first frames of the chunk at ``cache.start``, if there are any."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flashdreams.recipes.wan.network import RMSNorm
+from flashdreams.recipes.wan.layers import RMSNorm
 from flashdreams.recipes.wan.umt5_config import UMT5Config
 
 

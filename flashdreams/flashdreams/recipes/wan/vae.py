@@ -7,6 +7,7 @@ these steps, whatever the caller's chunks are, so a streamed clip equals the who
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -103,6 +104,11 @@ class WanVAE(VideoCodec):
         self.conv2 = nn.Conv3d(config.z_dim, config.z_dim, 1)
         self.decoder = self.decoder_type(config)
         name_states(self)
+
+    @property
+    def compiled_parts(self) -> Sequence[nn.Module]:
+        """The decoder: four shapes in a stream, while its states fill."""
+        return (self.decoder,)
 
     def initialize_cache(self) -> WanVAECache:
         return WanVAECache()

@@ -1,0 +1,116 @@
+"""Regional compilation: one compiled function for every block of a kind, whatever expert it stands in.
+
+Shapes are fixed (``dynamic=False``) and nothing breaks the graph (``fullgraph=True``), so that a rollout needs one
+compilation for each length of the window while it fills, at most ``ceil(window / len_t)``, and none afterwards.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flashdreams.core.notices import say_once
+
+Backend = str | Callable[..., Any]
+
+SHAPES = 256
+"""Most shapes of one region in a process: every length of a filling window, for several sizes and batches."""
+
+
+class Region:
+    """The ``forward`` of one kind of module, compiled for all of its instances together."""
+
+    def __init__(self, kind: type[nn.Module], backend: Backend = "inductor") -> None:
+        self.kind = kind
+        self.graphs = 0
+        """Compilations so far; one per shape."""
+        self.broken = False
+        """Whether the compiler gave up on this kind, which then runs as it is."""
+        self._paused = 0
+        self._eager: Any = kind.forward
+        self._backend = backend
+        _allow(SHAPES)
+        self._compiled = torch.compile(_own(self._eager), fullgraph=True, dynamic=False, backend=self._compile)
+        self._taken = type(
+            kind.__name__, (kind,), {"forward": lambda module, *args, **kw: self._call(module, args, kw)}
+        )
+
+    def take(self, module: nn.Module) -> None:
+        """Let ``module`` run through this region from now on. Weights, and names in its state dict, stay.
+
+        Its class is exchanged for a subclass: an attribute ``forward`` would keep the module, and with it the weights,
+        alive in a cycle.
+        """
+        module.__class__ = self._taken
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Within it the modules run uncompiled: for passes whose shapes come once."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def _compile(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        compiler: Any = self._backend
+        if isinstance(compiler, str):
+            compiler = torch._dynamo.lookup_backend(compiler)
+        return compiler(graph, inputs)
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._paused or self.broken:
+            return self._eager(module, *args, **kwargs)
+        args = tuple(
+            value.contiguous() if isinstance(value, Tensor) else value for value in args
+        )  # one layout, one graph
+        try:
+            return self._compiled(module, *args, **kwargs)
+        except _failures() as error:  # nothing has run: a graph is compiled whole before it is used
+            self.broken = True
+            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            say_once(f"{self.kind.__name__} cannot be compiled here and runs uncompiled: {reason.strip()[:200]}")
+            return self._eager(module, *args, **kwargs)
+
+
+def compile_modules(modules: Iterable[nn.Module], backend: Backend = "inductor") -> list[Region]:
+    """Compile modules by kind: each kind once, however many there are of it."""
+    regions: dict[type[nn.Module], Region] = {}
+    for module in modules:
+        kind = type(module)
+        if kind not in regions:
+            regions[kind] = Region(kind, backend)
+        regions[kind].take(module)
+    return list(regions.values())
+
+
+def _own(function: Any) -> Any:
+    """A copy of ``function`` with code of its own: compiled code hangs on the code object, so that what is compiled for
+    one pipeline is counted apart from another's, and freed with it."""
+    copy = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _allow(shapes: int) -> None:
+    """Lift PyTorch's limit on the shapes of one function, which is meant for shapes that change by accident."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, shapes)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 16 * shapes)
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    """What the compiler raises when it cannot compile, as opposed to what compiled code raises."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    return TorchDynamoException, InductorError
