@@ -112,3 +112,8 @@ def test_devices_fall_back_to_a_wider_format():
     assert DEVICES["h100"].rate("float64") == DEVICES["h100"].rate("float32")
     cpu = this_cpu()
     assert cpu.rate("float32") > 1e9 and cpu.memory > 0.1
+
+
+def test_a_model_whose_work_depends_on_what_it_sees_says_so():
+    with pytest.raises(UserError, match="flashvsr-x4 cannot be planned: its work depends on what it sees"):
+        dispatch(["plan", "flashvsr-x4"])

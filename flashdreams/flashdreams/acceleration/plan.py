@@ -122,7 +122,13 @@ def plan_model(
         modules = [module for module in (*experts, decoder, encoder) if module is not None]
         with counting(*modules) as counter:
             run = _Run(config, layout, counter, experts, decoder, encoder)
-            run.roll()
+            try:
+                run.roll()
+            except NotImplementedError as error:  # what the meta device says where values decide
+                reason = str(error).partition(".")[0][:120]
+                raise ValueError(
+                    f"{config.name} cannot be planned: its work depends on what it sees ({reason})"
+                ) from None
     blocks, offloaded = _offload(experts, model.swap_experts)
     return ModelPlan(
         name=config.name, height=height, width=width, frames=run.frames, latent_frames=run.latent_frames,
@@ -190,6 +196,8 @@ class _Run:
                     if times := 1 if first else self.calls[index] - 1:
                         with self._phase("denoise", True, times):
                             expert.predict_flow(latent, self.timestep, cache, input)
+            else:
+                expert.predict_flow(latent, self.timestep, cache, input)  # some keep of a chunk what this leaves
             with self._phase("commit", counted):
                 expert.commit(latent, self.timestep, cache, input)
         if self.decoder is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,13 @@ def main(words: Sequence[str], program: str) -> int:
     slugs = list(discover_runners()) if options.all else [options.slug]
     plans = []
     for slug in slugs:
-        plan = _plan(slug, options)
+        try:
+            plan = _plan(slug, options)
+        except UserError as error:
+            if not options.all:
+                raise
+            print(f"{slug:34} cannot be planned: {error}", file=sys.stderr, flush=True)
+            continue
         plans.append(plan)
         if options.all and not options.json:
             print(_line(plan, device), flush=True)
