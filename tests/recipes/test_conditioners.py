@@ -230,6 +230,13 @@ def test_an_image_clip_ends_where_its_latents_stand_still():
     assert mask[:, :, 0].eq(1).all() and mask[:, :, 1:].eq(0).all()
 
 
+def test_an_encoder_that_never_stands_still_is_said(monkeypatch, capsys):
+    monkeypatch.setattr("flashdreams.infra.images.MAX_REACH", 4)
+    cache = still_config().setup().rollout(image=picture(3)).cache
+    assert cache.conditions.image_latent.shape[2] == cache.conditions.image_mask.shape[2] == 4
+    assert "still changes after 4 latent frames of a still picture" in capsys.readouterr().err
+
+
 def test_what_lies_beyond_the_stored_clip_reads_its_last_latent():
     """Rolled on past the clip, each chunk equals one made with the whole clip stored."""
     pipeline = still_config().setup()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashdreams.core.notices import say_once
 from flashdreams.infra.decoder import VideoCodec
 
 if TYPE_CHECKING:
@@ -121,5 +122,9 @@ def _settling_latents(pipeline: StreamInferencePipeline, image: Tensor, step: in
     while len(latents) < MAX_REACH:
         latents.append(codec.encode(grey, cache).float())
         if len(latents) > 2 and torch.equal(latents[-1], latents[-2]):
-            break
+            return torch.cat(latents, dim=2)
+    say_once(
+        f"the encoder of {pipeline.config.name} still changes after {len(latents)} latent frames of a still picture; "
+        "frames beyond are told the last of them, which is not exact"
+    )
     return torch.cat(latents, dim=2)

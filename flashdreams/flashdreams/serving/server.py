@@ -103,7 +103,7 @@ def serve(config: ServeConfig, runner: RunnerConfig, announce: Any = print) -> N
         listening.listen()  # who comes while the model is loaded waits, or is told so, and is not turned away
         host, port = listening.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
-        announce(f"{runner.runner_name} at http://{name}:{port} (Ctrl-C ends it)", flush=True)
+        announce(f"{runner.runner_name} at http://{name}:{port} (its interface: /docs; Ctrl-C ends it)", flush=True)
         make_server(config, service, failures).run(sockets=[listening])
     if failures:
         raise UserError(failures[0])

@@ -67,7 +67,8 @@ def load_checkpoint(
     for notice in checkpoint.notices:
         say_once(notice)
     if match.allowed:
-        say_once(f"{source} lacks {', '.join(match.allowed)}, as the model's config allows")
+        few = ", ".join(match.allowed[:3]) + (", ..." if len(match.allowed) > 3 else "")
+        say_once(f"{source} lacks {len(match.allowed)} keys, as the model's config allows: {few}")
     ready: dict[str, Tensor] = {}
     try:
         function = None if isinstance(transform, Planner) else transform
