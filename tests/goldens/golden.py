@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -36,11 +37,19 @@ class Golden:
 
     @property
     def atol(self) -> float:
-        """20 times the largest float32 rounding of any output, rounded up to one digit; at least 1e-5."""
+        """20 times the largest float32 rounding of any output, rounded up to one digit; at least 1e-5. Numbers that are
+        given in float64 are compared as such, to 1e-12."""
+        if any(want.dtype == torch.float64 for want in self.wants.values()):
+            return 1e-12
         roundings = [entry["max_abs"] / self.unit(name) for name, entry in self.measured.items()]
         atol = max(1e-5, 20 * max(roundings, default=0.0))
         digit = 10.0 ** math.floor(math.log10(atol))
         return math.ceil(round(atol / digit, 6)) * digit
+
+    @property
+    def rtol(self) -> float:
+        """A ten-thousandth, where float32 numbers are compared."""
+        return 1e-12 if self.atol == 1e-12 else RTOL
 
     def unit(self, output: str) -> float:
         """What 1 means in an output: timesteps, which reach 1000, are compared as the noise levels they stand for."""
@@ -92,7 +101,7 @@ def compare(golden: Golden, results: Iterable[tuple[str, Tensor]]) -> Comparison
             continue
         unit = golden.unit(name)
         want, difference = want.double() / unit, (got.double() - want.double()).abs() / unit
-        allowed = (golden.atol + RTOL * want.abs()) * golden.wants[name].is_floating_point()
+        allowed = (golden.atol + golden.rtol * want.abs()) * golden.wants[name].is_floating_point()
         worst = max(worst, difference.max().item())
         if not bool((difference <= allowed).all()):  # "not all within", so that NaN is a failure
             problems.append(f"{name} differs by {difference.max().item():.1e}")

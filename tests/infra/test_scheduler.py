@@ -118,28 +118,6 @@ def test_a_multistep_transition_without_its_history_is_refused(solver):
         scheduler.transition(torch.zeros(1), torch.zeros(1), scheduler.steps[0], lambda: pytest.fail("no noise"))
 
 
-@pytest.mark.parametrize("eta", [0.0, 0.3, 1.0])
-def test_kernel_at_the_ends_of_the_table(eta):
-    clean, noise = torch.randn(5), torch.randn(5)
-    flow = noise - clean
-    at_one = kernels.transition(noise, flow, 1.0, 0.5, eta, lambda: noise)
-    assert at_one.isfinite().all()
-    at_zero = kernels.transition(noise, flow, 1.0, 0.0, eta, lambda: pytest.fail("no noise is due at sigma 0"))
-    torch.testing.assert_close(at_zero, clean, rtol=1e-6, atol=1e-6)
-    stay = kernels.transition(clean, flow, 0.0, 0.0, eta, lambda: pytest.fail("no noise is due at sigma 0"))
-    torch.testing.assert_close(stay, clean, rtol=1e-6, atol=1e-6)
-
-
-def test_kernel_matches_its_moments():
-    """Against the definition, in float64: mean (1-s')x0 + sqrt(s'^2 - std^2) eps, std = s' sin(eta pi/2)."""
-    x0, eps = torch.randn(7, dtype=torch.float64), torch.randn(7, dtype=torch.float64)
-    s, t, eta = 0.8, 0.45, 0.6
-    x, z = (1 - s) * x0 + s * eps, torch.randn(7, dtype=torch.float64)
-    std = t * math.sin(eta * math.pi / 2)
-    want = (1 - t) * x0 + math.sqrt(t**2 - std**2) * eps + std * z
-    torch.testing.assert_close(kernels.transition(x, eps - x0, s, t, eta, lambda: z), want, rtol=1e-12, atol=1e-12)
-
-
 def test_warped_steps_of_self_forcing():
     scheduler = FewStepSchedulerConfig(shift=5.0).setup()
     assert [round(step.timestep, 3) for step in scheduler.steps] == [1000.0, 937.5, 833.333, 625.0]

@@ -9,6 +9,7 @@ import torch
 
 from flashdreams.config import ConfigError
 from flashdreams.infra.scheduler import BoundaryFewStepSchedulerConfig, kernels
+from flashdreams.infra.scheduler.kernels import Kernel
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -80,18 +81,19 @@ def test_renoise_from_the_boundary_is_the_gaussian_of_the_higher_level(sigma_nex
     eps = torch.randn(400_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     fresh = torch.randn(400_000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     x = (1 - sigma) * clean + sigma * eps
-    out = kernels.boundary_transition(x, eps - clean, sigma, sigma_next, b, lambda: fresh)
+    kernel = Kernel("boundary", boundary=b)
+    out = kernel.mean(x, eps - clean, sigma, sigma_next) + kernel.std(sigma, sigma_next) * fresh
     assert abs(out.mean().item() - (1 - sigma_next) * clean) < 5e-3
     assert abs(out.std().item() - sigma_next) < 5e-3
     kept = b * (1 - sigma_next) / (1 - b)
-    assert math.isclose(kept**2 + kernels.boundary_std(sigma_next, b) ** 2, sigma_next**2, rel_tol=1e-12)
+    assert math.isclose(kept**2 + kernel.std(sigma, sigma_next) ** 2, sigma_next**2, rel_tol=1e-12)
 
 
 def test_estimate_at_the_boundary_is_made_in_float64():
     """In float32 the difference of two near levels times a large flow would lose half its digits."""
     x, flow = torch.full((4,), 1.0), torch.full((4,), 1e4)
     exact = x.double() - (0.9 - 0.875) * flow.double()
-    assert torch.equal(kernels.boundary_mean(x, flow, 0.9, 0.875, 0.875), exact.float())
+    assert torch.equal(Kernel("boundary", boundary=0.875).mean(x, flow, 0.9, 0.875), exact.float())
 
 
 def test_a_table_that_never_leaves_the_boundary_is_refused():

@@ -67,9 +67,7 @@ class Region:
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or self.broken:
             return self._eager(module, *args, **kwargs)
-        args = tuple(
-            value.contiguous() if isinstance(value, Tensor) else value for value in args
-        )  # one layout, one graph
+        args = tuple(_laid_out(value) if isinstance(value, Tensor) else value for value in args)
         try:
             return self._compiled(module, *args, **kwargs)
         except _failures() as error:  # nothing has run: a graph is compiled whole before it is used
@@ -88,6 +86,12 @@ def compile_modules(modules: Iterable[nn.Module], backend: Backend = "inductor")
             regions[kind] = Region(kind, backend)
         regions[kind].take(module)
     return list(regions.values())
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """``tensor`` in the one layout that is compiled for. (A part of a batch of one is contiguous, and yet has the
+    strides of the whole until it is viewed.)"""
+    return tensor.contiguous().view(tensor.shape)
 
 
 def _own(function: Any) -> Any:

@@ -28,13 +28,16 @@ from flashdreams.core.notices import say_once
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.pipeline import StreamInferencePipeline
 
-PASSES = ("forward", "remember")
+PASSES = ("forward", "remember", "remember_and_forward")
 """Methods of a network that are captured, of those it has."""
+
+ONCE = ("remember_and_forward",)
+"""Those that may not be repeated, as a capture does: they write one chunk where another is still to read."""
 
 MAX_CAPTURES = 64
 """Graphs of one slot, and captures for one rollout. A window fills in at most ceil(window / len_t) lengths, each with a
-pass that predicts and one that commits, for each guidance branch; far more are a sign that something in the arguments
-changes with every chunk."""
+pass that predicts, one that commits and maybe one that does both, for each guidance branch; far more are a sign that
+something in the arguments changes with every chunk."""
 
 
 class Graphs:
@@ -78,7 +81,7 @@ class Graphs:
 
     @contextmanager
     def boundary(self, cache: Any) -> Generator[None]:
-        """Around the commit of a chunk: weights may have changed before it and may change after it."""
+        """Around a pass that commits a chunk: weights may have changed before it and may change after it."""
         slot = self.pool.slot(cache)
         if slot is not None:
             slot.checked = False
@@ -130,6 +133,7 @@ class Graphs:
             args, kwargs = rebuild(key[1], inputs, {node.path: node.value})
             return function(*args, **kwargs)
 
+        before = [tensor.to("cpu", copy=True) for tensor in slot.tensors] if name in ONCE else []
         try:
             with torch.inference_mode(False), torch.no_grad():
                 _fill(inputs, tensors)
@@ -140,6 +144,9 @@ class Graphs:
         except Exception as reason:  # what is wrong with the pass itself comes again when it is run eagerly
             self._refuse(name, str(reason).partition("\n")[0])
             return None
+        finally:
+            for tensor, value in zip(slot.tensors, before, strict=False):
+                tensor.copy_(value)
         self.captures += 1
         slot.captured += 1
         slot.graphs[key] = Captured(graph, inputs, *flatten(output))
@@ -231,13 +238,23 @@ def _install(transformer: Any, graphs: Graphs) -> Graphs:
         with nullcontext() if graphs is None else graphs.boundary(cache):
             whole.commit(self, clean, timestep, cache, input)
 
+    def commit_and_predict_flow(
+        self: Any, clean: Tensor, noisy: Tensor, timesteps: Any, cache: Any, inputs: Any = (None, None)
+    ) -> Tensor:
+        graphs = _graphs(self)
+        with nullcontext() if graphs is None else graphs.boundary(cache):
+            return whole.commit_and_predict_flow(self, clean, noisy, timesteps, cache, inputs)
+
     def uncaptured(self: Any, *args: Any, **kwargs: Any) -> None:
         """A recache reads selections of the window, each of a length that comes once, and is rare."""
         graphs = _graphs(self)
         with nullcontext() if graphs is None else graphs.pause():
             recommit(*args, **kwargs) if recommit is not None else whole.recommit(self, *args, **kwargs)
 
-    changes = {"initialize_cache": initialize_cache, "commit": commit, "recommit": uncaptured}
+    changes = {
+        "initialize_cache": initialize_cache, "commit": commit, "commit_and_predict_flow": commit_and_predict_flow,
+        "recommit": uncaptured,
+    }  # fmt: skip
     transformer.__class__ = type(whole.__name__, (whole,), changes)
     return graphs
 

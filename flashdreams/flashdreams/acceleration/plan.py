@@ -41,8 +41,9 @@ class Part:
 class ModelPlan:
     """Figures of one rollout in its steady state (or of the one chunk of a bidirectional model).
 
-    ``flops`` by phase (``control``, ``denoise``, ``commit``, ``decode``) of one chunk, with all its steps; ``kinds``
-    the same by kind of work. Bytes: ``state`` is what a rollout keeps, ``transient`` the most that a phase adds.
+    ``flops`` by phase (``control``, ``denoise``, ``commit``, ``decode``) of one chunk, with all its steps; a step that
+    commits too is ``commit+step``. ``kinds`` is the same by kind of work. Bytes: ``state`` is what a rollout keeps,
+    ``transient`` the most that a phase adds.
     """
 
     name: str
@@ -157,6 +158,7 @@ class _Run:
         self.kinds: Counter[str] = Counter()
         self.transient: dict[str, int] = {}
         self.notes: list[str] = []
+        self.fused = config.diffusion_model.fused_commit
         self.timestep = torch.full((1,), 500.0, device="meta")
         """Every one, and the same in each chunk, so that what is kept of those already met is not counted again."""
         scheduler = config.diffusion_model.scheduler.setup()
@@ -178,8 +180,9 @@ class _Run:
             chunk = 1
             while self.layout.plan.span(chunk)[1] < until:
                 chunk += 1
+            chunk += self.fused  # so that the one before it, which it commits, is of its length
             for expert, cache in zip(self.experts, caches, strict=True):
-                expert.skip(self.layout.plan.span(chunk)[0] - self.layout.plan.span(0)[1], cache)
+                expert.skip(self.layout.plan.span(chunk - self.fused)[0] - self.layout.plan.span(0)[1], cache)
         self._chunk(chunk, caches, decoding, encoding, counted=True)
 
     def _chunk(self, chunk: int, caches: list[Any], decoding: Any, encoding: Any, *, counted: bool) -> None:
@@ -191,15 +194,20 @@ class _Run:
         with self._phase("control", counted):
             input = self._input(start, stop, encoding)
         for index, (expert, cache) in enumerate(zip(self.experts, caches, strict=True)):
-            if counted:
-                for first in (True, False):  # what is made once per chunk is made in the first pass
-                    if times := 1 if first else self.calls[index] - 1:
-                        with self._phase("denoise", True, times):
-                            expert.predict_flow(latent, self.timestep, cache, input)
-            else:
-                expert.predict_flow(latent, self.timestep, cache, input)  # some keep of a chunk what this leaves
-            with self._phase("commit", counted):
-                expert.commit(latent, self.timestep, cache, input)
+            fused = counted and self.fused
+            if fused:
+                with self._phase("commit+step", True):
+                    timesteps = self.timestep, self.timestep
+                    expert.commit_and_predict_flow(latent, latent, timesteps, cache, (input, input))
+            else:  # what is made once per chunk is made here, and some models keep of a chunk what this leaves
+                with self._phase("denoise", counted):
+                    expert.predict_flow(latent, self.timestep, cache, input)
+            if counted and (rest := self.calls[index] - 1):
+                with self._phase("denoise", True, rest):
+                    expert.predict_flow(latent, self.timestep, cache, input)
+            if not fused:
+                with self._phase("commit", counted):
+                    expert.commit(latent, self.timestep, cache, input)
         if self.decoder is not None:
             with self._phase("decode", counted):
                 self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), decoding, input)

@@ -20,7 +20,8 @@ DECODER_SHAPES = 4
 
 @dataclass
 class _Glance:
-    """A scheduler that asks each expert once and leaves the sample as it is."""
+    """A scheduler that asks each expert once and leaves the sample as it is; twice where the first pass of a chunk
+    commits the one before it, and so is not like the rest."""
 
     scheduler: Any
     model: DiffusionModel
@@ -30,7 +31,7 @@ class _Glance:
 
     def steps_of(self, *, first: bool) -> tuple[Step, ...]:
         last_by_expert = {self.model.expert_index(step.sigma): step for step in self.scheduler.steps_of(first=first)}
-        return tuple(last_by_expert.values())
+        return tuple(last_by_expert.values()) * (1 + self.model.config.fused_commit)
 
     def transition(self, x: Tensor, *_: Any) -> Tensor:
         return x

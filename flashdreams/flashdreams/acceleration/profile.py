@@ -87,6 +87,8 @@ class Profiler:
         model.finalize = self._timed(model.finalize, "commit", lambda args: args[0])
         for expert in model.experts:
             expert.predict_flow = self._timed(expert.predict_flow, "step", lambda args: self._chunk)
+            fused = expert.commit_and_predict_flow
+            expert.commit_and_predict_flow = self._timed(fused, "commit+step", lambda args: self._chunk)
         generate = model.generate
 
         def begin(index: int, *args: Any, **kwargs: Any) -> Any:
@@ -114,9 +116,8 @@ class Profiler:
         return timed
 
     def _begin(self, index: int) -> None:
-        complete = {"commit"} | ({"decode"} if self.pipeline.decoder is not None else set())
-        for chunk, spans in sorted(self._spans.items()):
-            if chunk < index and complete <= {span.phase for span in spans if span.end is not None}:
+        for chunk in sorted(self._spans):
+            if chunk < index and self._complete(chunk):
                 self._say(chunk)
         self._chunk = index
         if self._decoded is None:
@@ -127,6 +128,13 @@ class Profiler:
             elif self._traced >= TRACE_CHUNKS:
                 self._stop_trace()
             self._traced += 1
+
+    def _complete(self, chunk: int) -> bool:
+        """Whether it is decoded, and committed, by itself or together with a step of the next one."""
+        own, following = (
+            {span.phase for span in self._spans.get(each, ()) if span.end is not None} for each in (chunk, chunk + 1)
+        )
+        return ("commit" in own or "commit+step" in following) and ("decode" in own or self.pipeline.decoder is None)
 
     def _next_decoded(self) -> int:
         """Chunks are decoded in order, but maybe beside a later chunk's steps."""
@@ -165,9 +173,10 @@ def line(chunk: int, spans: list[tuple[str, float, float]], bytes_used: int) -> 
     for _, begin, end in sorted(spans, key=lambda span: span[1]):
         busy += max(0.0, end - max(begin, until))
         until = max(until, end)
-    parts = [f"{phase} {sum(taken[phase]):.1f}" for phase in ("encode",) if phase in taken] + [
-        f"steps {' '.join(f'{step:.1f}' for step in taken.get('step', ()))}".rstrip()
-    ]
+    steps = [f"commit+{fused:.1f}" for fused in taken.get("commit+step", ())]
+    steps += [f"{step:.1f}" for step in taken.get("step", ())]
+    parts = [f"{phase} {sum(taken[phase]):.1f}" for phase in ("encode",) if phase in taken]
+    parts.append(f"steps {' '.join(steps)}".rstrip())
     parts += [f"{phase} {sum(taken[phase]):.1f}" for phase in ("commit", "decode") if phase in taken]
     overlap = sum(map(sum, taken.values())) - 1000 * busy
     return f"chunk {chunk}: {', '.join(parts)}, overlap {max(0.0, overlap):.1f} ms; memory {bytes_used / 2**20:.0f} MiB"

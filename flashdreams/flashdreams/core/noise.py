@@ -49,22 +49,26 @@ class KeyedNoise:
     seed: int
     sample_ids: tuple[str, ...] = ("0",)
     component: str = "video"
+    group_ids: tuple[str, ...] | None = None
+    """Samples of one group share their start noise and differ in that of the steps; ``None``: each has its own."""
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        if self.group_ids is not None and len(self.group_ids) != len(self.sample_ids):
+            raise ValueError(f"{len(self.group_ids)} group ids were given for {len(self.sample_ids)} sample ids")
 
     def initial(self, chunk: int, start: int, shape: Sequence[int]) -> Tensor:
-        return self._draw(chunk, 0, "initial", shape)
+        return self._draw(self.group_ids or self.sample_ids, chunk, 0, "initial", shape)
 
     def step(self, chunk: int, step: int, start: int, shape: Sequence[int]) -> Tensor:
-        return self._draw(chunk, step, "step", shape)
+        return self._draw(self.sample_ids, chunk, step, "step", shape)
 
-    def _draw(self, chunk: int, step: int, purpose: str, shape: Sequence[int]) -> Tensor:
-        if shape[0] != len(self.sample_ids):
-            raise ValueError(f"noise of batch {shape[0]} was asked for {len(self.sample_ids)} sample ids")
+    def _draw(self, ids: tuple[str, ...], chunk: int, step: int, purpose: str, shape: Sequence[int]) -> Tensor:
+        if shape[0] != len(ids):
+            raise ValueError(f"noise of batch {shape[0]} was asked for {len(ids)} sample ids")
         purpose = f"{self.component}/{purpose}"
         draws = []
-        for sample_id in self.sample_ids:
+        for sample_id in ids:
             key = stream_key(self.seed, sample_id, chunk, step, purpose)
             generator = torch.Generator(device="cpu").manual_seed(key)
             draws.append(torch.randn(*shape[1:], generator=generator, dtype=torch.float32))

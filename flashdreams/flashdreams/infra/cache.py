@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -35,6 +36,15 @@ class RecentChunks:
             }
 
 
+class Driver(Protocol):
+    """Takes the scheduler's place in one rollout: what samples by a plan and records what it did."""
+
+    def begin(self, chunk: int, x: Tensor, stamp: Callable[[Tensor], Tensor]) -> tuple[Tensor, Any]:
+        """Start noise ``x`` ``[B, C, T, H, W]`` of ``chunk`` as it is to be used, and the scheduler of this chunk;
+        ``stamp`` puts what is known into a sample."""
+        ...
+
+
 @dataclass
 class PipelineCache:
     """State of one rollout. Weights and config are elsewhere and never change.
@@ -58,3 +68,7 @@ class PipelineCache:
     """Weight of each LoRA from the next chunk on."""
     recent: dict[str, RecentChunks] = field(default_factory=dict)
     pending: dict[str, Any] = field(default_factory=dict)
+    driver: Driver | None = field(default=None, metadata={"derived": True})
+    """What samples instead of the model's scheduler; none where the model is only served."""
+    weight_version: int = field(default=0, metadata={"derived": True})
+    """Version of the weights that the context is made with."""

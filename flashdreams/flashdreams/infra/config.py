@@ -85,6 +85,11 @@ class TextEncoderConfig(EncoderConfig[T]):
     cache_embeddings: bool = False
     """Keep embeddings on disk, so that a prompt that was used before needs no text encoder."""
 
+    @property
+    def suggestions(self) -> tuple[str, ...]:
+        """Prompts to try, for pages."""
+        return ()
+
     def identity(self) -> tuple[str, ...]:
         """What embeddings depend on besides these fields and the weights: digests of further files, such as versions.
 
@@ -220,6 +225,9 @@ class DiffusionModelConfig(InstantiateConfig["DiffusionModel"]):
     swap_experts: bool = False
     """Keep only the expert in use on the device and the others in the CPU's memory. For bidirectional models, which
     change once in a clip; a streaming one commits every chunk to every expert."""
+    fused_commit: bool = False
+    """Commit a chunk in one pass with the first step of the next one. Equal; worth it where passes over little take as
+    long as passes over twice as much."""
 
     def negative_prompt(self, given: str | None) -> str | None:
         """``given``, else the model's published one; ``None`` where no transformer is guided and none is needed."""

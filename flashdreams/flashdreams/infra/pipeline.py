@@ -156,6 +156,7 @@ class StreamInferencePipeline(nn.Module):
             given=initial_latents,
             loras=loras,
             recent=self.diffusion_model.recent(),
+            weight_version=self.diffusion_model.weight_version,
         )
 
     @torch.no_grad()

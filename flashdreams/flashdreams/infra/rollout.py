@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,19 @@ class Chunk:
     timings: dict[str, float] = field(default_factory=dict)
 
 
+class Observer(Protocol):
+    """Is told what a rollout was given and made, as it happens; what it needs, it keeps."""
+
+    def prompted(self, cache: PipelineCache, prompts: Sequence[str], policy: str) -> None:
+        """New prompts, one per sample, from the next chunk on; ``cache`` holds their conditions."""
+
+    def set_loras(self, cache: PipelineCache) -> None:
+        """Other LoRAs from the next chunk on."""
+
+    def made(self, cache: PipelineCache, chunk: Chunk, controls: Sequence[Sequence[Control | None]]) -> None:
+        """A chunk, not yet committed, and per sample the controls of its frames and of those looked ahead at."""
+
+
 class Rollout(Iterator[Chunk]):
     """Iterate to generate. Frames are handed out before their chunk is committed.
 
@@ -66,6 +79,9 @@ class Rollout(Iterator[Chunk]):
         self.frame = first_frame
         """Pixel frames generated so far."""
         self._record = record
+        self.decodes = True
+        """Whether chunks are decoded; without, their ``frames`` hold none."""
+        self.observer: Observer | None = None
         self._ahead: list[list[Control | None]] = [[]] * cache.layout.batch
         """Controls of the frames after those, as far as the encoder has seen them already."""
         self._last: Chunk | None = None
@@ -92,14 +108,15 @@ class Rollout(Iterator[Chunk]):
         if cache is None or (self.num_chunk is not None and made >= self.num_chunk):
             self.close()  # nothing follows, so that the last chunk need not be committed
             raise StopIteration
-        self.flush()
+        if not self.pipeline.config.diffusion_model.fused_commit:
+            self.flush()
         try:
             return self._generate(cache)
         except StopIteration as error:  # would end the loop as if all were well
             raise RuntimeError("a module raised StopIteration while it made a chunk") from error
 
     def _generate(self, cache: PipelineCache) -> Chunk:
-        index, timings = cache.autoregressive_index, {}
+        index, timings = cache.autoregressive_index + bool(cache.pending), {}
         start, stop = cache.layout.plan.span(index)
         decoder = self.pipeline.config.decoder
         frames = decoder.frames(start, stop) if decoder else stop - start
@@ -109,7 +126,7 @@ class Rollout(Iterator[Chunk]):
             with torch.no_grad():
                 latent = self.pipeline.diffusion_model.generate(index, cache, input)
         with self._timed(timings, "decode"):
-            pixels = to_uint8(self.pipeline.decode(latent, cache))
+            pixels = to_uint8(self.pipeline.decode(latent, cache) if self.decodes else latent[:, :3, :0])
         known = len(self._ahead[0])
         first = self.frame + known
         self._ahead = [row[frames:] for row in controls]
@@ -119,6 +136,8 @@ class Rollout(Iterator[Chunk]):
             record, self._record = self._record, None  # a file that failed is not tried again
             record.write(first, controls[0][known:])
             self._record = record
+        if self.observer is not None:
+            self.observer.made(cache, self._last, controls)
         return self._last
 
     def flush(self) -> None:
@@ -165,10 +184,12 @@ class Rollout(Iterator[Chunk]):
         with torch.no_grad():
             if policy == "reset":
                 model.reset(self.cache, conditions)
-                return
-            model.set_conditions(self.cache, conditions)
+            else:
+                model.set_conditions(self.cache, conditions)
             if policy == "recache":
                 model.recache(self.cache)
+        if self.observer is not None:
+            self.observer.prompted(self.cache, prompts, policy)
 
     def set_loras(self, weights: Mapping[str, float]) -> None:
         """From the next chunk on, these LoRAs and no others, with these weights; other rollouts keep theirs.
@@ -183,6 +204,8 @@ class Rollout(Iterator[Chunk]):
         self.cache.loras = weights
         with torch.no_grad():  # the text's keys and values are weights' work too
             self.pipeline.diffusion_model.set_conditions(self.cache, self.cache.conditions)
+        if self.observer is not None:
+            self.observer.set_loras(self.cache)
 
     def set_control(self, control: Any) -> None:
         """From the next chunk on, hold ``control`` for every frame, until it is set again.

@@ -37,8 +37,9 @@ class SnapshotError(ValueError):
 def fingerprint(pipeline: StreamInferencePipeline, loras: Iterable[str] = ()) -> dict[str, str]:
     """What must be the same for a rollout with these LoRAs to go on bit for bit."""
     pipeline.loras.use({})
+    trained = pipeline.diffusion_model.weight_version > 0  # so that they are no longer those of any file
     weights = {
-        name: digest or _state_digest(pipeline.get_submodule(_module_path(name)))
+        name: (None if trained else digest) or _state_digest(pipeline.get_submodule(_module_path(name)))
         for name, digest in pipeline.checkpoint_digests().items()
     }
     digests = pipeline.loras.digests
@@ -59,10 +60,12 @@ def fingerprint(pipeline: StreamInferencePipeline, loras: Iterable[str] = ()) ->
 def save(rollout: Rollout, path: Path) -> None:
     """Write ``rollout``, which stands at a chunk boundary."""
     cache = rollout.cache
+    if cache.driver is not None:
+        raise SnapshotError("this rollout samples by a plan, which a snapshot does not hold; save its segment instead")
     tensors: dict[str, Tensor] = {}
     noise = cache.noise
     if isinstance(noise, KeyedNoise):
-        noise_state: Any = {"seed": str(noise.seed), "sample_ids": list(noise.sample_ids), "component": noise.component}
+        noise_state: Any = dataclasses.asdict(noise) | {"seed": str(noise.seed)}
     elif isinstance(noise, GivenNoise):
         steps = [[*key, _keep(value, tensors)] for key, value in noise.steps.items()]
         noise_state = {"frames": _keep(noise.frames, tensors), "steps": steps}
@@ -110,7 +113,10 @@ def resume(
         raise SnapshotError(f"{path} cannot go on here, because of another " + ", ".join(differs))
     noise = state["noise"]
     if "seed" in noise:
-        source: Any = KeyedNoise(int(noise["seed"]), tuple(noise["sample_ids"]), noise["component"])
+        groups = noise.get("group_ids")
+        source: Any = KeyedNoise(
+            int(noise["seed"]), tuple(noise["sample_ids"]), noise["component"], groups and tuple(groups)
+        )
     else:
         source = GivenNoise(tensors[noise["frames"]], {(c, s): tensors[key] for c, s, key in noise["steps"]})
     slots = {name: tensors[key].to(pipeline.device) for name, key in state["conditions"].items()}

@@ -148,7 +148,10 @@ def _page(plan: Any, device: Any) -> str:
     return "\n".join(lines)
 
 
-_DOES = {"control": "encodes controls", "denoise": "denoises", "commit": "commits", "decode": "decodes"}
+_DOES = {
+    "control": "encodes controls", "denoise": "denoises", "commit": "commits",
+    "commit+step": "commits within a first step", "decode": "decodes",
+}  # fmt: skip
 
 
 def _part(part: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ class TinyWorldNetwork(WanNetwork):
     """
 
     config: TinyWorldNetworkConfig
+    frame_by_frame: ClassVar[bool] = True
 
     def __init__(self, config: TinyWorldNetworkConfig) -> None:
         super().__init__(config)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cases.flow_euler import no_draw, trajectory
+from cases.flow_euler import trajectory
 from flashdreams.infra.scheduler import FlowMatchEulerSchedulerConfig
-from flashdreams.infra.scheduler.kernels import add_noise, clean_estimate, transition
+from flashdreams.infra.scheduler.kernels import EULER, add_noise, clean_estimate
 from flashdreams.infra.scheduler.tables import nearest, training, warped_steps
 from golden import Golden
 
@@ -38,7 +38,7 @@ def run(golden: Golden) -> Iterator[tuple[str, Tensor]]:
     yield "add_noise_unwarped", by_row(add_noise, inputs["x0"], inputs["noise"], unwarped)
     yield "x0_from_flow_warped", by_row(clean_estimate, inputs["xt"], inputs["v"], levels)
     rows = zip(inputs["xt"], inputs["v"], levels, neighbours, strict=True)
-    yield "step_at_warped", torch.stack([transition(*row, eta=0.0, draw=no_draw) for row in rows])
+    yield "step_at_warped", torch.stack([EULER.mean(*row) for row in rows])
 
     euler = FlowMatchEulerSchedulerConfig(num_steps=8, shift=shift).setup()
     yield "euler8.sigmas", euler.sigmas(8)[:-1]

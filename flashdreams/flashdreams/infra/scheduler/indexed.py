@@ -8,6 +8,7 @@ from torch import Tensor
 from flashdreams.config import ConfigError
 from flashdreams.infra.scheduler import tables
 from flashdreams.infra.scheduler.config import IndexedFewStepSchedulerConfig
+from flashdreams.infra.scheduler.kernels import RENOISE
 from flashdreams.infra.scheduler.samplers import Scheduler, Step
 
 TABLE = 1000
@@ -15,7 +16,7 @@ TABLE = 1000
 
 
 class IndexedFewStepScheduler(Scheduler):
-    """Predict the clean latent and re-noise it to the next level (``eta = 1``).
+    """Predict the clean latent and re-noise it to the next level.
 
     The levels are found again by their timesteps, as published (``FlowUniPCMultistepScheduler`` on 1000 steps): an
     estimate is made with the first level of its timestep, and noise is added to the second one where there are several.
@@ -23,7 +24,7 @@ class IndexedFewStepScheduler(Scheduler):
     """
 
     config: IndexedFewStepSchedulerConfig
-    eta = 1.0
+    kernel = RENOISE
 
     def sigmas(self, steps: int) -> Tensor:
         """Levels that the estimates are made with, and the final 0."""
@@ -38,7 +39,7 @@ class IndexedFewStepScheduler(Scheduler):
         if len(set(timesteps)) < count:
             raise ConfigError(f"the steps of {self.config} share timesteps ({timesteps}); give indices further apart")
         noised = [*(level[min(1, len(level) - 1)] for level in levels[1:]), 0.0]
-        return tuple(Step(i, levels[i][0], noised[i], timesteps[i], self.eta) for i in range(count))
+        return tuple(Step(i, levels[i][0], noised[i], timesteps[i], self.kernel) for i in range(count))
 
     def _levels(self, steps: int) -> list[list[float]]:
         """For each step, the levels of the table with its timestep, falling."""

@@ -29,6 +29,10 @@ class SolverState:
         self.estimates = [*self.estimates[-1:], (sigma, estimate)]
         self.sample = sample
 
+    def clear(self) -> None:
+        """Forget the chunk so far: a step that was not this solver's own has come in between."""
+        self.estimates, self.sample = [], None
+
 
 def log_snr(sigma: float) -> float:
     """``log(1 - sigma) - log(sigma)``; infinite at 0 and 1."""

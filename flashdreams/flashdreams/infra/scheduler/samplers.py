@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdreams.config import ConfigError
-from flashdreams.infra.scheduler import kernels, tables
+from flashdreams.infra.scheduler import tables
 from flashdreams.infra.scheduler.config import (
     BoundaryFewStepSchedulerConfig,
     DPMPPSchedulerConfig,
@@ -20,24 +20,25 @@ from flashdreams.infra.scheduler.config import (
     SchedulerConfig,
     UniPCSchedulerConfig,
 )
-from flashdreams.infra.scheduler.multistep import SolverState, dpmpp_step, unipc_step
+from flashdreams.infra.scheduler.kernels import EULER, RENOISE, Kernel, add_noise
+from flashdreams.infra.scheduler.multistep import SolverState
 
 
 @dataclass(frozen=True)
 class Step:
-    """One denoising step: the network sees ``timestep``; the transition goes from ``sigma`` to ``sigma_next``."""
+    """One denoising step: the network sees ``timestep``; ``kernel`` leads from ``sigma`` to ``sigma_next``."""
 
     index: int
     sigma: float
     sigma_next: float
     timestep: float
-    eta: float = 0.0
+    kernel: Kernel = EULER
 
 
 class Scheduler:
     """A table of steps and the kernel that moves between them. Holds no state of any rollout."""
 
-    eta: float = 0.0
+    kernel: Kernel = EULER
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -66,11 +67,13 @@ class Scheduler:
             draw: gives fresh standard noise where the kernel needs it.
             state: of this chunk, from :meth:`begin`.
         """
-        return kernels.transition(x, flow, step.sigma, step.sigma_next, step.eta, draw)
+        mean = step.kernel.mean(x, flow, step.sigma, step.sigma_next, state)
+        std = step.kernel.std(step.sigma, step.sigma_next)
+        return mean + std * draw().to(mean) if std else mean
 
     def add_noise(self, clean: Tensor, noise: Tensor, sigma: float) -> Tensor:
         """``(1 - sigma) * clean + sigma * noise``."""
-        return kernels.add_noise(clean, noise, sigma)
+        return add_noise(clean, noise, sigma)
 
     def sample(
         self,
@@ -96,11 +99,11 @@ class Scheduler:
             raise ConfigError(
                 f"{count} steps cannot be told apart in float32 with {self.config}; use fewer steps or a smaller shift"
             )
-        return tuple(Step(i, sigmas[i], sigmas[i + 1], timesteps[i], self.eta) for i in range(count))
+        return tuple(Step(i, sigmas[i], sigmas[i + 1], timesteps[i], self.kernel) for i in range(count))
 
 
 class FlowMatchEulerScheduler(Scheduler):
-    """Euler's method on the flow (``eta = 0``)."""
+    """Euler's method on the flow."""
 
     config: FlowMatchEulerSchedulerConfig
 
@@ -110,10 +113,10 @@ class FlowMatchEulerScheduler(Scheduler):
 
 
 class FewStepScheduler(Scheduler):
-    """Predict the clean latent and re-noise it to the next distilled level (``eta = 1``)."""
+    """Predict the clean latent and re-noise it to the next distilled level."""
 
     config: FewStepSchedulerConfig
-    eta = 1.0
+    kernel = RENOISE
 
     def __init__(self, config: FewStepSchedulerConfig) -> None:
         super().__init__(config)
@@ -156,11 +159,11 @@ class BoundaryFewStepScheduler(FewStepScheduler):
     :class:`FewStepScheduler` does, from the state that the last step above has handed on."""
 
     def __init__(self, config: BoundaryFewStepSchedulerConfig) -> None:
-        super().__init__(config)
         self.lowest_above = config.boundary
         """Where the expert for high noise begins."""
         self.boundary = tables.nearest(1000 * config.boundary, config.shift)
         """The state it predicts: at the level of the training table that is nearest to that."""
+        super().__init__(config)
         for steps in (self.steps, self.first_steps):
             if steps[-1].sigma >= config.boundary:
                 raise ConfigError(
@@ -168,18 +171,19 @@ class BoundaryFewStepScheduler(FewStepScheduler):
                     f"{config.boundary}, so that no expert makes the clean latent; give a lower last step"
                 )
 
-    def transition(self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: Any = None) -> Tensor:
-        if step.sigma < self.lowest_above:
-            return super().transition(x, flow, step, draw, state)
+    def _table(self, sigmas: list[float], timesteps: list[float]) -> tuple[Step, ...]:
+        return tuple(
+            self._above(step) if step.sigma >= self.lowest_above else step for step in super()._table(sigmas, timesteps)
+        )
+
+    def _above(self, step: Step) -> Step:
         # The last step above leads to the boundary, wherever below it the next one stands.
-        sigma_next = step.sigma_next if step.sigma_next >= self.lowest_above else self.boundary
-        return kernels.boundary_transition(x, flow, step.sigma, sigma_next, self.boundary, draw)
+        sigma_next = step.sigma_next if step.sigma_next >= self.lowest_above else min(step.sigma_next, self.boundary)
+        return replace(step, sigma_next=sigma_next, kernel=Kernel("boundary", boundary=self.boundary))
 
 
 class MultistepScheduler(Scheduler):
     """A deterministic solver with a history, on a published table whose timesteps are cut off to whole numbers."""
-
-    kernel: Callable[[Tensor, Tensor, float, float, SolverState], Tensor]
 
     def begin(self) -> SolverState:
         return SolverState()
@@ -195,20 +199,12 @@ class MultistepScheduler(Scheduler):
         """``1000 * sigma``, from the table before it is rounded to float32, cut off to whole numbers."""
         return (1000 * torch.tensor(self.levels(steps)[:-1], dtype=torch.float64)).trunc().float()
 
-    def transition(
-        self, x: Tensor, flow: Tensor, step: Step, draw: Callable[[], Tensor], state: SolverState | None = None
-    ) -> Tensor:
-        if state is None:
-            raise ValueError(f"{type(self).__name__} looks back over a chunk's steps; give it the state of begin()")
-        clean = kernels.clean_estimate(x, flow, step.sigma)
-        return type(self).kernel(x, clean, step.sigma, step.sigma_next, state)
-
 
 class UniPCScheduler(MultistepScheduler):
     """UniPC of order 2."""
 
     config: UniPCSchedulerConfig
-    kernel = staticmethod(unipc_step)
+    kernel = Kernel("unipc")
 
     def levels(self, steps: int) -> list[float]:
         table = tables.native_unipc if self.config.table == "native" else tables.diffusers_unipc
@@ -219,7 +215,7 @@ class DPMPPScheduler(MultistepScheduler):
     """DPM-Solver++(2M)."""
 
     config: DPMPPSchedulerConfig
-    kernel = staticmethod(dpmpp_step)
+    kernel = Kernel("dpmpp")
 
     def levels(self, steps: int) -> list[float]:
         return tables.native_dpmpp(steps, self.config.shift)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,8 @@ class TemplateControl(StreamingEncoder):
 
 class TemplateNetwork(WanNetwork):
     """Adds the brightness of each frame, through a new zero-initialised head, to that frame's tokens."""
+
+    frame_by_frame: ClassVar[bool] = True
 
     def __init__(self, config: TemplateNetworkConfig) -> None:
         super().__init__(config)

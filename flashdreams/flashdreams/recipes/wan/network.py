@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from flashdreams.core.attention import attention, by_head
-from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
-from flashdreams.core.rope import Rope, apply_rope
+from flashdreams.core.kv_cache import CacheGeometry
+from flashdreams.recipes.wan.attention import CrossAttention, SelfAttention
 from flashdreams.recipes.wan.config import WanNetworkConfig
+from flashdreams.recipes.wan.context import BlockCache, ChunkContext, ChunkPair, ChunkPass, NetworkCache
 from flashdreams.recipes.wan.layers import (
     ImageEmbedding,
-    RMSNorm,
     TanhGELU,
     at_least_float32,
     gated_add,
@@ -32,127 +30,6 @@ from flashdreams.recipes.wan.layers import (
     wide_linear,
 )
 from flashdreams.recipes.wan.modulation import FEW, Modulation, Times
-
-
-@dataclass
-class BlockCache:
-    """What one block keeps for one rollout: keys and values of the text and of given images, and the rolling
-    self-attention cache.
-
-    ``self_kv`` is ``None`` for bidirectional models, whose only chunk attends to itself. ``state`` is what else a
-    subclass' block keeps (:meth:`WanBlock.initialize_state`).
-    """
-
-    text_k: Tensor
-    text_v: Tensor
-    self_kv: RollingKVCache | None = None
-    image_k: Tensor | None = None
-    image_v: Tensor | None = None
-    state: Any = None
-
-
-@dataclass
-class NetworkCache:
-    """One guidance branch (or several, stacked on the batch axis) of one rollout."""
-
-    blocks: list[BlockCache]
-
-
-@dataclass(frozen=True)
-class ChunkContext:
-    """Geometry of the current chunk, the same for every block and every pass.
-
-    ``start`` is its first latent frame, ``shape`` its frames, rows and columns in tokens. ``rope`` covers the chunk's
-    tokens. ``slots`` (int64 ``[L]``) are their places in the rolling cache, ``visible`` is the number of cache tokens
-    to read, ``sink_tokens`` how many of the chunk's tokens lie in a raw-kept sink.
-    ``read`` (int64) names the cache tokens to read where that is not all of the first ``visible`` (recaching).
-    ``mask`` restricts attention within the chunk where there is no rolling cache (training). ``place`` is what a
-    subclass of the network makes of all this (:meth:`WanNetwork.place`).
-    """
-
-    rope: Rope
-    slots: Tensor | None = None
-    visible: int = 0
-    sink_tokens: int = 0
-    read: Tensor | None = None
-    mask: Tensor | None = None
-    start: int = 0
-    shape: tuple[int, int, int] = (0, 0, 0)
-    place: Any = None
-
-
-class SelfAttention(nn.Module):
-    """Self-attention with full-width QK norm and rotary positions, over the rolling cache or the chunk alone."""
-
-    def __init__(self, config: WanNetworkConfig) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.backend = config.attention
-        self.q = nn.Linear(config.dim, config.dim)
-        self.k = nn.Linear(config.dim, config.dim)
-        self.v = nn.Linear(config.dim, config.dim)
-        self.o = nn.Linear(config.dim, config.dim)
-        self.norm_q = RMSNorm(config.dim, config.eps)
-        self.norm_k = RMSNorm(config.dim, config.eps)
-
-    def forward(self, x: Tensor, context: ChunkContext, cache: RollingKVCache | None) -> Tensor:
-        q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
-        raw_k = self.norm_k(self.k(x)).unflatten(-1, (self.heads, -1))
-        v = self.v(x).unflatten(-1, (self.heads, -1))
-        q, k = apply_rope(q, context.rope), apply_rope(raw_k, context.rope)
-        if cache is not None and context.slots is not None:
-            if context.sink_tokens:
-                cache.write_raw_sink(raw_k, context.slots, context.sink_tokens)
-            cache.write(k, v, context.slots)
-            k, v = cache.read(context.visible) if context.read is None else cache.gather(context.read)
-        return self.o(attention(q, k, v, mask=context.mask, backend=self.backend).flatten(-2))
-
-    def remember(self, x: Tensor, context: ChunkContext, cache: RollingKVCache) -> None:
-        """Write keys and values of ``x`` into ``cache``, as :meth:`forward` does."""
-        assert context.slots is not None
-        raw_k = self.norm_k(self.k(x)).unflatten(-1, (self.heads, -1))
-        v = self.v(x).unflatten(-1, (self.heads, -1))
-        if context.sink_tokens:
-            cache.write_raw_sink(raw_k, context.slots, context.sink_tokens)
-        cache.write(apply_rope(raw_k, context.rope), v, context.slots)
-
-
-class CrossAttention(nn.Module):
-    """Attention to the text, and beside it to the tokens of given images where the model has an image branch. Keys and
-    values are computed once per prompt and image, by :meth:`encode` and :meth:`encode_image`."""
-
-    def __init__(self, config: WanNetworkConfig) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.backend = config.attention
-        self.q = nn.Linear(config.dim, config.dim)
-        self.k = nn.Linear(config.dim, config.dim)
-        self.v = nn.Linear(config.dim, config.dim)
-        self.o = nn.Linear(config.dim, config.dim)
-        self.norm_q = RMSNorm(config.dim, config.eps)
-        self.norm_k = RMSNorm(config.dim, config.eps)
-        if config.image_dim is not None and config.text_dim is not None:
-            self.k_img = nn.Linear(config.dim, config.dim)
-            self.v_img = nn.Linear(config.dim, config.dim)
-            self.norm_k_img = RMSNorm(config.dim, config.eps)
-
-    def encode(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[B, S, heads, head_dim]`` of embedded text ``[B, S, dim]``."""
-        return self._by_head(self.norm_k(self.k(text))), self._by_head(self.v(text))
-
-    def encode_image(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[B, S, heads, head_dim]`` of embedded image tokens ``[B, S, dim]``."""
-        return self._by_head(self.norm_k_img(self.k_img(image))), self._by_head(self.v_img(image))
-
-    def _by_head(self, x: Tensor) -> Tensor:
-        return by_head(x.unflatten(-1, (self.heads, -1)))
-
-    def forward(self, x: Tensor, cache: BlockCache) -> Tensor:
-        q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
-        y = attention(q, cache.text_k, cache.text_v, backend=self.backend)
-        if cache.image_k is not None and cache.image_v is not None:
-            y = y + attention(q, cache.image_k, cache.image_v, backend=self.backend)
-        return self.o(y.flatten(-2))
 
 
 class WanBlock(nn.Module):
@@ -195,20 +72,37 @@ class WanBlock(nn.Module):
         return x
 
     def forward(
-        self, x: Tensor, vectors: Sequence[Tensor], context: ChunkContext, cache: BlockCache, input: Any = None
+        self,
+        x: Tensor,
+        vectors: Sequence[Tensor],
+        context: ChunkContext | ChunkPair,
+        cache: BlockCache,
+        input: Any = None,
     ) -> Tensor:
         """``x`` ``[B, L, dim]`` -> the same shape.
 
         Args:
             vectors: shift, scale and gate of self-attention, and of the feed-forward, ``[B, F, 1, dim]`` each.
+            input: the block's; of two chunks, both.
         """
         shift_sa, scale_sa, gate_sa, shift_ff, scale_ff, gate_ff = vectors
         y = self.self_attn(modulate(x, shift_sa, scale_sa, self.eps), context, cache.self_kv)
         x = gated_add(x, y, gate_sa)
-        x = self.after_self_attention(x, input, cache, context)
+        x = self._hook("after_self_attention", x, input, cache, context)
         x = x + self.cross_attn(layer_norm(x, self.norm3), cache)
-        x = self.after_cross_attention(x, input, cache, context)
+        x = self._hook("after_cross_attention", x, input, cache, context)
         return gated_add(x, self.ffn(modulate(x, shift_ff, scale_ff, self.eps)), gate_ff)
+
+    def _hook(self, name: str, x: Tensor, input: Any, cache: BlockCache, context: ChunkContext | ChunkPair) -> Tensor:
+        """What the hook of that name makes of ``x``, of each chunk by itself."""
+        hook = getattr(self, name)
+        if isinstance(context, ChunkContext):
+            return hook(x, input, cache, context)
+        if getattr(type(self), name) is getattr(WanBlock, name):
+            return x
+        (first, second), contexts = x.chunk(2, dim=1), (context.first, context.second)
+        first = hook(first, input[0], cache, contexts[0])
+        return torch.cat((first, hook(second, input[1], cache, contexts[1])), dim=1)
 
     def remember(
         self, x: Tensor, vectors: Sequence[Tensor], context: ChunkContext, cache: BlockCache, input: Any = None
@@ -242,6 +136,10 @@ class WanNetwork(nn.Module):
     Subclasses add controls: :meth:`prepare` once per chunk, then in every pass :meth:`pass_input`, :meth:`condition` at
     the input, and :meth:`block_input` for the blocks, which :meth:`make_block` builds.
     """
+
+    frame_by_frame: ClassVar[bool] = True
+    """Whether controls, ``[B, T, ...]``, act on the tokens of their own latent frame alone, so that many chunks may
+    stand in one pass (``packed``). A subclass says so itself, or it is not assumed."""
 
     def __init__(self, config: WanNetworkConfig) -> None:
         super().__init__()
@@ -331,6 +229,10 @@ class WanNetwork(nn.Module):
         blocks: list[Any] = list(self.blocks)
         for i, (block, block_cache) in enumerate(zip(blocks, cache.blocks, strict=True)):
             x = block(x, times.vectors(i, block.modulation), context, block_cache, self.block_input(i, input))
+        return self._leave(x, times, latent)
+
+    def _leave(self, x: Tensor, times: Times, latent: Tensor) -> Tensor:
+        """Flow of ``latent`` from the tokens after the last block."""
         x = self.head(x, times.head_vectors(self.head.modulation))
         frames, height, width = latent.shape[2:]
         _, ph, pw = self.config.patch_size
@@ -348,6 +250,24 @@ class WanNetwork(nn.Module):
         for i, (block, block_cache) in enumerate(zip(blocks, cache.blocks, strict=True)):
             run = block.remember if i == len(blocks) - 1 else block
             x = run(x, times.vectors(i, block.modulation), context, block_cache, self.block_input(i, input))
+
+    def remember_and_forward(self, clean: ChunkPass, noisy: ChunkPass, cache: NetworkCache) -> Tensor:
+        """:meth:`remember` of the chunk ``clean``, then :meth:`forward` of ``noisy``, the next one and as long, in one
+        pass: what goes token by token is computed for both at once."""
+        inputs = [self.pass_input(each.latent, each.context, cache, each.input) for each in (clean, noisy)]
+        entered = [self._enter(*each[:2], input) for each, input in zip((clean, noisy), inputs, strict=True)]
+        (first, first_times), (second, second_times) = entered
+        x, times = torch.cat((first, second), dim=1), first_times.beside(second_times)
+        context, blocks, last = ChunkPair.of(clean.context, noisy.context), list[Any](self.blocks), len(self.blocks) - 1
+        for i, (block, block_cache) in enumerate(zip(blocks[:last], cache.blocks[:last], strict=True)):
+            input = [self.block_input(i, each) for each in inputs]
+            x = block(x, times.vectors(i, block.modulation), context, block_cache, input)
+        first, second = x.chunk(2, dim=1)  # what the last block makes of the clean chunk nobody reads
+        block, block_cache = blocks[last], cache.blocks[last]
+        vectors = [each.vectors(last, block.modulation) for each in (first_times, second_times)]
+        block.remember(first, vectors[0], clean.context, block_cache, self.block_input(last, inputs[0]))
+        x = block(second, vectors[1], noisy.context, block_cache, self.block_input(last, inputs[1]))
+        return self._leave(x, second_times, noisy.latent)
 
     def _enter(self, latent: Tensor, timestep: Tensor | Times, input: Any) -> tuple[Tensor, Times]:
         """Tokens ``[B, L, dim]`` before the first block, and the vectors of the timestep."""

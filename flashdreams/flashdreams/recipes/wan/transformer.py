@@ -13,12 +13,15 @@ from flashdreams.core.attention import check_backend
 from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import Rope, rope_3d
 from flashdreams.infra.layout import Layout
-from flashdreams.infra.transformer import Transformer
+from flashdreams.infra.transformer import Copy, Transformer, check_plain
+from flashdreams.recipes.wan.attention import SelfAttention
 from flashdreams.recipes.wan.conditions import WanConditions
 from flashdreams.recipes.wan.config import WanTransformerConfig
+from flashdreams.recipes.wan.context import BlockCache, ChunkContext, ChunkPass, NetworkCache
 from flashdreams.recipes.wan.keymaps import DIT_FROM_DIFFUSERS, DIT_FROM_FASTVIDEO
 from flashdreams.recipes.wan.modulation import Times
-from flashdreams.recipes.wan.network import BlockCache, ChunkContext, NetworkCache, WanNetwork
+from flashdreams.recipes.wan.network import WanBlock, WanNetwork
+from flashdreams.recipes.wan.packed import packed_branches
 
 _DERIVED = {"derived": True}
 
@@ -39,7 +42,7 @@ class TransformerCache:
     start: int = 0
     chunk: ChunkContext | None = field(default=None, metadata=_DERIVED)
     prepared: tuple[Any, Any] | None = field(default=None, metadata=_DERIVED)
-    times: dict[tuple[int, int], tuple[Tensor, Times]] = field(default_factory=dict, metadata=_DERIVED)
+    times: dict[tuple[int, int, bool], tuple[Tensor, Times]] = field(default_factory=dict, metadata=_DERIVED)
 
 
 class WanTransformer(Transformer):
@@ -47,6 +50,9 @@ class WanTransformer(Transformer):
 
     config: WanTransformerConfig
     conditions_type = WanConditions
+    lora_targets: ClassVar = (
+        *(f"{attention}.{part}" for attention in ("self_attn", "cross_attn") for part in "qkvo"), "ffn.0", "ffn.2",
+    )  # fmt: skip
     layouts: ClassVar = {"diffusers": DIT_FROM_DIFFUSERS, "fastvideo": DIT_FROM_FASTVIDEO}
 
     def __init__(self, config: WanTransformerConfig) -> None:
@@ -92,7 +98,23 @@ class WanTransformer(Transformer):
         cache.times.clear()  # weights may have changed with them
 
     def predict_flow(self, noisy: Tensor, timestep: Tensor, cache: TransformerCache, input: Any = None) -> Tensor:
-        flows = self._flows(noisy, timestep, cache, input)
+        return self._guided(self._flows(noisy, timestep, cache, input))
+
+    def predict_flow_packed(
+        self,
+        clean: Sequence[Tensor],
+        copies: Sequence[Copy],
+        layout: Layout,
+        conditions: WanConditions,
+        inputs: Sequence[Any],
+        *,
+        detached: bool,
+    ) -> list[Tensor]:
+        branches = packed_branches(self, clean, copies, layout, conditions, inputs, detached=detached)
+        return [self._guided(list(flows)) for flows in zip(*branches, strict=True)]
+
+    def _guided(self, flows: list[Tensor]) -> Tensor:
+        """The flow that those of the branches, conditional first, come to."""
         if len(flows) == 1:
             return flows[0]
         conditional, unconditional = flows
@@ -101,12 +123,41 @@ class WanTransformer(Transformer):
     def commit(self, clean: Tensor, timestep: Tensor, cache: TransformerCache, input: Any = None) -> None:
         if self.config.window_size_t is not None:
             self._remember(clean, timestep, cache, input)
-        cache.start += clean.shape[2]
-        cache.chunk = cache.prepared = None
+        self.skip(clean.shape[2], cache)
 
     def skip(self, frames: int, cache: TransformerCache) -> None:
         cache.start += frames
         cache.chunk = cache.prepared = None
+
+    def check_fused_commit(self) -> None:
+        check_plain(self, WanTransformer, "predict_flow", "commit")
+        check_plain(self.network, WanNetwork, "forward", "remember")
+        blocks: list[Any] = list(self.network.blocks)
+        for block in blocks:
+            check_plain(block, WanBlock, "forward", "remember")
+            check_plain(block.self_attn, SelfAttention, "forward", "remember")
+
+    def can_fuse(self, clean: Tensor, frames: int, cache: TransformerCache) -> bool:
+        """Chunks of one length, of which no frame stands in the sample as given."""
+        return clean.shape[2] == frames and self._stamped(cache, 2 * frames) is None
+
+    def commit_and_predict_flow(
+        self,
+        clean: Tensor,
+        noisy: Tensor,
+        timesteps: tuple[Tensor, Tensor],
+        cache: TransformerCache,
+        inputs: tuple[Any, Any] = (None, None),
+    ) -> Tensor:
+        committed = list(self._passes(clean, timesteps[0], cache, inputs[0]))
+        self.skip(clean.shape[2], cache)
+        following = self._passes(noisy, timesteps[1], cache, inputs[1])
+        flows: list[Tensor] = []
+        for (_, before), (copies, after) in zip(committed, following, strict=True):
+            first, second = (ChunkPass(*arguments[:3], arguments[4]) for arguments in (before, after))
+            flow = self.network.remember_and_forward(first, second, after[3])
+            flows += flow.to(noisy.dtype).chunk(copies)
+        return self._guided(flows)
 
     def recommit(self, chunks: Mapping[int, tuple[Tensor, Any]], timestep: Tensor, cache: TransformerCache) -> None:
         """Chunk by chunk, in order. Each sees what would have been there had the rollout begun with these chunks: later
@@ -172,7 +223,7 @@ class WanTransformer(Transformer):
         """What the network makes of ``timestep``, kept as long as the same tensor comes again."""
         if len(cache.times) > 64:
             cache.times.clear()
-        key = id(timestep), copies
+        key = id(timestep), copies, torch.is_grad_enabled()
         if key not in cache.times or cache.times[key][0] is not timestep:
             cache.times[key] = timestep, self.network.times(_repeat(timestep, copies))
         return cache.times[key][1]
