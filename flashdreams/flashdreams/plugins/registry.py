@@ -21,6 +21,7 @@ POSTPROCESSORS = Kind(
     "post-processor", "flashdreams.postprocessors", "FLASHDREAMS_POSTPROCESSORS", "PostprocessorConfig",
     name="name", mark="output_size",
 )  # fmt: skip
+REWARDS = Kind("reward", "flashdreams.rewards", "FLASHDREAMS_REWARDS", "RewardConfig", name="name", mark="has_prompts")
 
 
 def discover_runners() -> dict[str, PluginEntry]:
@@ -31,6 +32,11 @@ def discover_runners() -> dict[str, PluginEntry]:
 def discover_postprocessors() -> dict[str, PluginEntry]:
     """Every post-processor that is installed, in alphabetical order, none of them imported."""
     return _discover(POSTPROCESSORS)
+
+
+def discover_rewards() -> dict[str, PluginEntry]:
+    """Every reward that is installed, in alphabetical order, none of them imported."""
+    return _discover(REWARDS)
 
 
 def get_runner(slug: str) -> Any:
@@ -49,6 +55,15 @@ def get_postprocessor(name: str) -> Any:
         PluginError: there is none of that name (with the nearest ones), or its plugin cannot be used.
     """
     return _get(POSTPROCESSORS, name)
+
+
+def get_reward(name: str) -> Any:
+    """The RewardConfig called ``name``.
+
+    Raises:
+        PluginError: there is none of that name (with the nearest ones), or its plugin cannot be used.
+    """
+    return _get(REWARDS, name)
 
 
 def _discover(kind: Kind) -> dict[str, PluginEntry]:
