@@ -159,13 +159,14 @@ def one_thread() -> Generator[None]:
         torch.set_num_threads(before)
 
 
-TYPES = ["create", "attach", "control", "prompt", "pause", "resume", "reset", "seed", "snapshot", "restore", "close"]
+TYPES = ["create", "attach", "control", "prompt", "pause", "resume", "reset", "seed", "snapshot", "restore", "close",
+         "webrtc_offer", "video"]  # fmt: skip
 
 
 def junk(random_: random.Random) -> str:
     """A message that is nearly one, or not at all."""
     value: Any = random_.choice([None, True, -1, 1e308, 2**70, "", "\x00", "a" * 5000, [], {}, [[[]]], {"keys": "w"}])
-    names = ["type", "v", "prompt", "seed", "control", "snapshot", "policy", "image", "controls", "x"]
+    names = ["type", "v", "prompt", "seed", "control", "snapshot", "policy", "image", "controls", "sdp", "over", "x"]
     fields = {random_.choice(names): value for _ in range(random_.randrange(4))}
     text = json.dumps({"type": random_.choice([*TYPES, value]), **fields})
     kind = random_.randrange(4)

@@ -17,8 +17,9 @@ COMMANDS = {
     "doctor": ("flashdreams.scripts.doctor:main", "Check this machine: versions, devices, caches, ffmpeg, plugins."),
     "plan": ("flashdreams.scripts.plan:main", "Memory, work and speed of a model before anything is downloaded."),
     "warmup": ("flashdreams.scripts.warmup:main", "Compile a model and keep that, so that later starts do not wait."),
-    "serve": ("flashdreams.scripts.serve:main", "Serve a model to programs (HTTP, WebSocket)."),
+    "serve": ("flashdreams.scripts.serve:main", "Serve a model to browsers and programs."),
     "bench": ("flashdreams.scripts.bench:main", "Times of the parts of a run, beside a bound measured with them."),
+    "train": ("flashdreams.scripts.train:main", "Train a model by a reward, with the sampler that serves it."),
     "checkpoint": ("flashdreams.scripts.checkpoint:main", "Inspect, verify, compare, convert and merge weights."),
 }
 """Name: ``module:function`` that takes the words after the name and the program's name; what it does."""

@@ -1,4 +1,4 @@
-"""``flashdreams serve``: a model for people and programs, over HTTP and WebSocket."""
+"""``flashdreams serve``: a model for people, in their browsers, and for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from flashdreams.serving.config import TOKEN_VARIABLE, ServeConfig, token_from_e
 def main(words: Sequence[str], program: str) -> int:
     """``flashdreams serve SLUG ...``."""
     base = ServeConfig()
-    parser = Parser(prog=program, description="Serve a model: sessions over WebSocket, videos over HTTP.")
+    parser = Parser(
+        prog=program,
+        description="Serve a model: a page to steer it, sessions over WebSocket and WebRTC, videos over HTTP.",
+    )
     parser.add_argument("slug", metavar="SLUG", help="the model (see `flashdreams list`)")
     parser.add_argument("--host", default=base.host, help=f"address to listen at [{base.host}: this machine alone]")
     parser.add_argument("--port", type=int, default=base.port, metavar="N", help=f"[{base.port}]; 0 takes a free one")
@@ -29,6 +32,9 @@ def main(words: Sequence[str], program: str) -> int:
     parser.add_argument("--snapshot-every", type=int, default=base.snapshot_every, metavar="CHUNKS",
                         help=f"most that is repeated when the worker dies [{base.snapshot_every}]")  # fmt: skip
     parser.add_argument("--folder", type=Path, help="keep videos here [a temporary folder, removed at the end]")
+    parser.add_argument("--no-webrtc", action="store_true", help="send pictures over WebSocket alone")
+    parser.add_argument("--ice-server", action="append", default=[], metavar="URL",
+                        help="stun:HOST or turn:NAME:PASSWORD@HOST, to get through a NAT")  # fmt: skip
     parser.add_argument("--device", default=base.device, help="auto, cpu, cuda, cuda:0, mps [auto]")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model [PyTorch's choice]")
     parser.add_argument("--no-warm-up", action="store_true", help="be ready without having made a first chunk")
@@ -41,6 +47,7 @@ def main(words: Sequence[str], program: str) -> int:
         allow_origins=tuple(options.allow_origin), allow_hosts=tuple(options.allow_host),
         max_sessions=options.max_sessions, idle_timeout=options.idle_timeout, snapshot_every=options.snapshot_every,
         folder=options.folder, device=options.device, threads=options.threads, warm_up=not options.no_warm_up,
+        webrtc=not options.no_webrtc, ice_servers=tuple(options.ice_server),
     )  # fmt: skip
     runner = get_runner(options.slug)
     config.validate()

@@ -1,11 +1,13 @@
-"""The web application: HTTP API, WebSocket, health and metrics, behind :class:`~.security.Guard`."""
+"""The web application: page, HTTP API, WebSocket, health and metrics, behind :class:`~.security.Guard`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import mimetypes
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path as Folder
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Path, Request
@@ -14,6 +16,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket
 
 from flashdreams._version import __version__
@@ -29,6 +32,13 @@ STATUS = {
     "busy": 503, "invalid": 422, "malformed": 400, "storage": 507, "unknown_image": 404, "unknown_model": 404,
     "unknown_session": 404, "unknown_video": 404, "not_ready": 409, "too_large": 413, "failed": 500,
 }  # fmt: skip
+PAGE = Folder(__file__).parent / "page"
+PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+"""Nothing from elsewhere, nothing inline."""
 VideoName = Annotated[str, Path(pattern=r"^video_[A-Za-z0-9_-]{1,64}$")]
 
 
@@ -69,6 +79,7 @@ def build_app(service: Service, on_failure: Callable[[str], None] = lambda _: No
     )  # fmt: skip
     app.add_api_websocket_route("/v1/session", _websocket(service))
     _errors(app)
+    _page(app)
     _health(app, service)
     _videos(app, service)
     app.state.service = service
@@ -114,6 +125,25 @@ def _errors(app: FastAPI) -> None:
         (HTTPException, http_error), (ClientDisconnect, gone),
     ):  # fmt: skip
         app.add_exception_handler(kind, handler)
+
+
+class PageFiles(StaticFiles):
+    """The files of the page, each with the headers of the page."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Any:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def _page(app: FastAPI) -> None:
+    """What people see; it holds nothing secret, and asks for the token itself."""
+    mimetypes.add_type("text/javascript", ".js")  # some systems say text/plain, which browsers do not run
+    app.mount("/static", PageFiles(directory=PAGE))
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
 
 def _health(app: FastAPI, service: Service) -> None:

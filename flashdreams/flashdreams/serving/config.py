@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from flashdreams.infra.errors import UserError
 TOKEN_VARIABLE = "FLASHDREAMS_TOKEN"
 MIN_TOKEN = 16
 """Characters; a token that can be guessed protects nothing."""
+_STUN = re.compile(r"stun:[\w.-]+(:\d+)?")
+_TURN = re.compile(r"(turns?:)([^:@\s]+):([^@\s]+)@([\w.-]+(?::\d+)?(?:\?transport=(?:udp|tcp))?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,10 @@ class ServeConfig:
     """Web pages of other origins that may use the server, such as ``https://example.org``."""
     allow_hosts: tuple[str, ...] = ()
     """Further names by which the server may be addressed, as behind a proxy."""
+    webrtc: bool = True
+    """Answer offers of WebRTC, where aiortc is installed."""
+    ice_servers: tuple[str, ...] = field(default=(), repr=False)
+    """``stun:HOST[:PORT]`` or ``turn:NAME:PASSWORD@HOST[:PORT]``, for clients that reach the server through a NAT."""
     device: str = "auto"
     threads: int | None = None
     """CPU threads of the model; PyTorch's own choice by default."""
@@ -72,8 +79,24 @@ class ServeConfig:
         except ValueError:
             return False
 
+    @property
+    def media_address(self) -> str | None:
+        """The address at which WebRTC listens, that of the server; ``None``: all of this machine, for a server at all
+        of them or at a name."""
+        if self.host == "localhost":
+            return "127.0.0.1"
+        try:
+            return None if ipaddress.ip_address(self.host).is_unspecified else self.host
+        except ValueError:
+            return None
+
+    def ice(self) -> list[dict[str, str]]:
+        """The ICE servers as browsers take them; UserError where one is not understood."""
+        return [_ice_server(text) for text in self.ice_servers]
+
     def validate(self) -> None:
         """Raise :class:`UserError` where the settings cannot or must not be served."""
+        self.ice()
         if not 0 <= self.port <= 65535:
             raise UserError(f"--port is {self.port}; expected a number from 0 (any free one) to 65535")
         if self.max_sessions < 1:
@@ -92,6 +115,18 @@ class ServeConfig:
                 f"--host {self.host} lets other machines in, which needs a token: set {TOKEN_VARIABLE} (better than "
                 "--token, which other users of this machine can see), or stay with --host 127.0.0.1"
             )
+
+
+def _ice_server(text: str) -> dict[str, str]:
+    if _STUN.fullmatch(text):
+        return {"urls": text}
+    match = _TURN.fullmatch(text)
+    if match is None:  # what it says may be a password
+        raise UserError(
+            "--ice-server cannot be used as given; expected stun:HOST[:PORT], or "
+            "turn:NAME:PASSWORD@HOST[:PORT][?transport=udp]"
+        )
+    return {"urls": match[1] + match[4], "username": match[2], "credential": match[3]}
 
 
 def token_from_environment() -> str | None:

@@ -17,6 +17,8 @@ MAX_SEED = 2**64 - 1
 MAX_PROMPT = 20_000
 """Characters, as on the command line."""
 MAX_SIZE = 8192
+MAX_OFFER = 65_536
+"""Characters; a browser's has 6,000."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,19}")
 
 
@@ -185,9 +187,34 @@ class Ping(Message):
     t: Annotated[float, Field(allow_inf_nan=False, strict=False)] = 0.0
 
 
+class WebRTCOffer(Message):
+    """Connect a peer for video and messages; answered with ``webrtc_answer``."""
+
+    type: Literal["webrtc_offer"]
+    sdp: Annotated[str, Field(max_length=MAX_OFFER)]
+
+
+class ChooseVideo(Message):
+    """Which way pictures come from the next chunk on."""
+
+    type: Literal["video"]
+    over: Literal["webrtc", "websocket"]
+
+
 First = Annotated[Create | Attach, Field(discriminator="type")]
 Later = Annotated[
-    SetControl | SetPrompt | Pause | Resume | Reset | SetSeed | Snapshot | Restore | Close | Ping,
+    SetControl
+    | SetPrompt
+    | Pause
+    | Resume
+    | Reset
+    | SetSeed
+    | Snapshot
+    | Restore
+    | Close
+    | Ping
+    | WebRTCOffer
+    | ChooseVideo,
     Field(discriminator="type"),
 ]
 _FIRST: TypeAdapter[Create | Attach] = TypeAdapter(First)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from flashdreams.core.controls import control_from_json
 from flashdreams.core.media.image import decode_image
 from flashdreams.infra.rollout import Chunk
+from flashdreams.rollout.plan import plan_for
+from flashdreams.rollout.segment import Segment
 from flashdreams.serving.recording import RecordingError, SessionRecord, read_session
 from flashdreams.serving.scene import Scene
 from flashdreams.serving.steered import SteeredRollout, latent_digest
@@ -48,13 +50,43 @@ def replay(path: str | os.PathLike[str], pipeline: StreamInferencePipeline | Non
         yield from _replay(record, pipeline, Path(folder))
 
 
-def _replay(record: SessionRecord, pipeline: StreamInferencePipeline, folder: Path) -> Iterator[Replayed]:
+def segments(path: str | os.PathLike[str], pipeline: StreamInferencePipeline) -> list[Segment]:
+    """What was served in the session recorded at ``path``, one segment for each time it began anew: made again, and
+    compared with what was handed out.
+
+    Raises:
+        RecordingError: the file is no record, or ``pipeline`` makes other latents than those that were served.
+        ValueError: the session went on from a snapshot, or its controls are pixels.
+    """
+    record, plan, recorders = read_session(path), plan_for(pipeline), []
+    with tempfile.TemporaryDirectory(prefix="flashdreams-") as folder:
+
+        def begun(rollout: SteeredRollout, message: Mapping[str, Any]) -> None:
+            recorders.append(rollout.record(plan, message["scene"]["prompt"]))
+
+        for replayed in _replay(record, pipeline, Path(folder), begun):
+            if not replayed.same:
+                raise RecordingError(
+                    f"chunk {replayed.chunk.index} is not what was served: {path} was recorded with other weights, "
+                    "versions or threads"
+                )
+    return [recorder.segment for recorder in recorders]
+
+
+def _replay(
+    record: SessionRecord,
+    pipeline: StreamInferencePipeline,
+    folder: Path,
+    begun: Callable[[SteeredRollout, Mapping[str, Any]], None] | None = None,
+) -> Iterator[Replayed]:
     rollout: SteeredRollout | None = None
     for message in record.messages:
         if message["type"] == "begun":
             if rollout is not None:
                 rollout.close()
             rollout = _begin(message, record, pipeline, folder)
+            if begun is not None:
+                begun(rollout, message)
         elif rollout is None:
             raise RecordingError("the record does not say how the session began")
         elif message["type"] == "snapshot":

@@ -99,11 +99,13 @@ def serve(config: ServeConfig, runner: RunnerConfig, announce: Any = print) -> N
     service = make_service(config, runner)
     failures: list[str] = []
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    logging.getLogger("aioice").setLevel(logging.WARNING)  # it tells of every address of every client
     with listening:
         listening.listen()  # who comes while the model is loaded waits, or is told so, and is not turned away
         host, port = listening.getsockname()[:2]
         name = f"[{host}]" if ":" in host else host
-        announce(f"{runner.runner_name} at http://{name}:{port} (its interface: /docs; Ctrl-C ends it)", flush=True)
+        told = "open it in a browser; for programs: /docs; Ctrl-C ends it"
+        announce(f"{runner.runner_name} at http://{name}:{port} ({told})", flush=True)
         make_server(config, service, failures).run(sockets=[listening])
     if failures:
         raise UserError(failures[0])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Service:
         self.stopping = False
         self.connections = 0
         """Clients that are connected."""
+        self.webrtc = False
+        """Whether clients may offer WebRTC."""
+        self.peers = 0
+        """WebRTC connections that are open."""
         self._task: asyncio.Task[None] | None = None
 
     async def load(self, on_failure: Callable[[str], None]) -> None:
@@ -89,6 +94,10 @@ class Service:
         Raises:
             UserError: the model cannot be loaded.
         """
+        if self.config.webrtc:
+            with suppress(ImportError):  # hello tells clients
+                await asyncio.to_thread(import_module, "flashdreams.serving.webrtc_peer")
+                self.webrtc = True
         try:
             await self.scheduler.start()
         except WorkerError as error:
@@ -218,6 +227,7 @@ class Service:
             ("sessions_active", "Of them, those that go on", sum(each.wait() is not None for each in sessions)),
             ("sessions_max", "Sessions that may be open", self.config.max_sessions),
             ("session_bytes", "Memory of the open sessions on the device", sum(each.num_bytes for each in sessions)),
+            ("webrtc_connections", "WebRTC connections that are open", self.peers),
             ("queued_chunks", "Chunks that wait to be sent", sum(len(each.outbox) for each in sessions)),
             ("server_bytes", "Resident memory of the server process", resident_bytes()),
             ("worker_bytes", "Resident memory of the worker process", resident_bytes(worker)),
@@ -227,6 +237,7 @@ class Service:
         """What a client is told first."""
         return {
             "type": "hello", "v": protocol.VERSION, "server": __version__, **self.model(),
+            "webrtc": self.webrtc, "ice_servers": self.config.ice(),
             "limits": {"max_message": self.config.max_message, "idle_timeout": self.config.idle_timeout,
                        "linger": self.config.linger, "max_image": self.config.max_image,
                        "max_image_pixels": self.config.max_image_pixels},
@@ -240,6 +251,8 @@ class Service:
             "model": self.runner.runner_name, "description": self.runner.description, "fps": config.fps,
             "height": config.height, "width": config.width, "size_multiple": config.size_multiple,
             "takes_prompt": transformer.takes_text, "default_prompt": self.runner.prompt,
+            "suggestions": list(config.text_encoder.suggestions) if config.text_encoder else [],
+            "takes_image": config.image_use != "context" or not transformer.bidirectional,
             "needs_image": config.image_use == "concat", "takes": self.takes.to_dict(),
             "streams": not transformer.bidirectional,
         }  # fmt: skip

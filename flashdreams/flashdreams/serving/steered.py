@@ -13,6 +13,8 @@ import torch
 from flashdreams.core.controls import Control
 from flashdreams.infra.health import check_chunk
 from flashdreams.infra.rollout import Chunk, ControlSource, Rollout
+from flashdreams.rollout.plan import Plan
+from flashdreams.rollout.recorder import Recorder, record
 from flashdreams.serving.scene import Scene
 
 if TYPE_CHECKING:
@@ -106,6 +108,14 @@ class SteeredRollout:
     def save(self, path: Path) -> None:
         """Write the state at this chunk boundary."""
         self._rollout.save(path)
+
+    def record(self, plan: Plan, prompt: str) -> Recorder:
+        """Sample by ``plan`` from the first chunk on and keep what is done, as ``record(...).segment``.
+
+        Raises:
+            ValueError: chunks were made already, or its controls are pixels.
+        """
+        return record(self._rollout, plan, prompts=[prompt])
 
     def close(self) -> None:
         """Free the memory."""

@@ -11,18 +11,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from flashdreams.core.controls import ControlError
 from flashdreams.serving import protocol
-from flashdreams.serving.dispatch import created_message, handle_message
-from flashdreams.serving.outbox import Delivery, Overflow
+from flashdreams.serving.dispatch import Incoming, created_message
+from flashdreams.serving.outbox import Delivery
 from flashdreams.serving.pictures import encode
 from flashdreams.serving.protocol import ProtocolError
-from flashdreams.serving.security import RateLimit
 from flashdreams.serving.service import Service
 from flashdreams.serving.sessions import Session
+from flashdreams.serving.webrtc import WebRTC
 from flashdreams.serving.wire import FrameHeader
 
 FIRST_MESSAGE_TIMEOUT = 10.0
-MAX_BAD_MESSAGES = 100
-"""Of one connection; who sends so many means harm, or will not succeed."""
 GOING_AWAY, POLICY, TRY_LATER = 1001, 1008, 1013
 _encoders = ThreadPoolExecutor(2, "encode")
 
@@ -66,10 +64,12 @@ def _offered(socket: WebSocket) -> list[str]:
 
 
 async def _both_ways(service: Service, socket: WebSocket, session: Session, view: protocol.View) -> None:
-    """Until either way ends; then the other one is ended too."""
+    """Until one way ends; then the others are ended too."""
+    incoming = Incoming(service, session)
     ways = [
-        asyncio.create_task(_receive(service, socket, session)),
-        asyncio.create_task(_send(service, socket, session, view)),
+        asyncio.create_task(_receive(socket, session, incoming)),
+        asyncio.create_task(_send(service, socket, session, view, incoming.webrtc)),
+        asyncio.create_task(incoming.webrtc.failure()),
     ]
     try:
         done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -79,22 +79,12 @@ async def _both_ways(service: Service, socket: WebSocket, session: Session, view
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
+        await incoming.webrtc.close()
 
 
-async def _receive(service: Service, socket: WebSocket, session: Session) -> None:
-    rate, bad = RateLimit(service.config.messages_per_second), 0
+async def _receive(socket: WebSocket, session: Session, incoming: Incoming) -> None:
     while session.closed is None:
-        text = await _text(socket)
-        if not rate.allow("socket"):
-            raise ProtocolError("rate", f"more than {rate.per_second:g} messages a second; say less")
-        before = service.metrics.bad_messages
-        try:
-            handle_message(service, session, text)
-        except Overflow:
-            service.scheduler.end(session, "lost", "the client does not read its messages")
-        bad += service.metrics.bad_messages - before
-        if bad > MAX_BAD_MESSAGES:
-            raise ProtocolError("malformed", "too many messages that cannot be used")
+        incoming.take(await _text(socket))
 
 
 async def _text(socket: WebSocket) -> str:
@@ -106,13 +96,13 @@ async def _text(socket: WebSocket) -> str:
     return message["text"]
 
 
-async def _send(service: Service, socket: WebSocket, session: Session, view: protocol.View) -> None:
+async def _send(service: Service, socket: WebSocket, session: Session, view: protocol.View, webrtc: WebRTC) -> None:
     limit = service.config.send_timeout
     while True:
         item = await session.outbox.next()
         service.scheduler.wake()
         if isinstance(item, Delivery):
-            await _send_chunk(socket, session, view, item, limit)
+            await _send_chunk(socket, session, view, item, webrtc, limit)
             continue
         async with asyncio.timeout(limit):
             await socket.send_json(item)
@@ -122,13 +112,15 @@ async def _send(service: Service, socket: WebSocket, session: Session, view: pro
             return
 
 
-async def _send_chunk(socket: WebSocket, session: Session, view: protocol.View, item: Delivery, limit: float) -> None:
+async def _send_chunk(
+    socket: WebSocket, session: Session, view: protocol.View, item: Delivery, webrtc: WebRTC, limit: float
+) -> None:
     """The message about a chunk, then its pictures; what became stale meanwhile is left out."""
     loop = asyncio.get_running_loop()
     stale = item.generation != session.generation
     async with asyncio.timeout(limit):
         await socket.send_json(item.about | {"skipped": stale})
-    if stale:
+    if stale or await webrtc.show(item):
         return
     fps, (_, height, width, _) = session.options.fps, item.frames.shape
     for i, frame in enumerate(item.frames):

@@ -49,6 +49,15 @@ class TinyTextEncoderConfig(TextEncoderConfig):
     num_heads: int = 4
     ffn_dim: int = 192
 
+    @property
+    def suggestions(self) -> tuple[str, ...]:
+        return (
+            "a green square bounces around on a black background",
+            "a yellow triangle moves up on a striped gray background",
+            "a cyan ring stays still on a brown background",
+            "a white cross moves left on a blue background",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActionEncoderConfig(EncoderConfig):
