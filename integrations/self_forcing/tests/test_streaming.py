@@ -15,7 +15,7 @@ from flashdreams.core.kv_cache import CacheGeometry, RollingKVCache
 from flashdreams.core.rope import apply_rope, rope_3d
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.recipes.template.config import TemplateCodecConfig
-from flashdreams.recipes.wan import network as wan_network
+from flashdreams.recipes.wan import attention as wan_attention
 from flashdreams.recipes.wan.conditions import WanConditions
 from flashdreams.recipes.wan.network import ChunkContext, NetworkCache
 from member import prompt, shrunk
@@ -125,8 +125,8 @@ def test_10000_frames_in_flat_memory_with_keys_at_their_positions(rope: str, mon
     assert resident[833] - resident[50] < 16e6
 
     read = []
-    attention = wan_network.attention
-    monkeypatch.setattr(wan_network, "attention", lambda q, k, v, **kw: read.append(k) or attention(q, k, v, **kw))
+    attention = wan_attention.attention
+    monkeypatch.setattr(wan_attention, "attention", lambda q, k, v, **kw: read.append(k) or attention(q, k, v, **kw))
     expert, end = rollout.cache.experts[0], 3 * 835
     with torch.no_grad():
         pipeline.diffusion_model.transformer.predict_flow(torch.randn(1, 3, 3, 2, 4), torch.tensor([625.0]), expert)
