@@ -24,6 +24,8 @@ from flashdreams.recipes.template.modules import TemplateNetwork
 from flashdreams.recipes.wan.attention import SelfAttention
 from flashdreams.recipes.wan.network import WanBlock
 from flashdreams.recipes.wan.transformer import WanTransformer
+from flashdreams.rollout import Kernel, plan_for, replay
+from flashdreams.rollout import rollout as sampled
 from tape_graphs import TapeBackend
 
 pytestmark = pytest.mark.ci_cpu
@@ -249,6 +251,30 @@ def test_given_frames_are_committed_by_themselves():
     pipeline, plain = pipeline_of(), pipeline_of(False)
     assert close(latents(pipeline, 8, initial_latents=given), latents(plain, 8, initial_latents=given))
     assert pipeline.passes.count("commit") == 2 and pipeline.passes.count("commit_and_predict_flow") == 5
+
+
+def test_frames_that_stand_in_the_sample_are_committed_by_themselves():
+    """The clean chunk and the noisy one would not be told apart by what is put into either."""
+    made, passes = [], []
+    for fused in (True, False):
+        pipeline = pipeline_of(fused, stamp_image_latent=True, first_len_t=2)
+        image = torch.rand(3, 32, 48, generator=torch.Generator().manual_seed(1))
+        made.append(latents(pipeline, 6, image=(255 * image).to(torch.uint8).permute(1, 2, 0)))
+        passes.append(pipeline.passes)
+    assert close(*made)
+    assert passes[0].count("commit") >= 1 and passes[0].count("commit_and_predict_flow") >= 3
+    assert passes[0].count("commit") + passes[0].count("commit_and_predict_flow") == passes[1].count("commit") == 5
+
+
+def test_a_rollout_that_is_recorded_commits_each_chunk_by_itself():
+    pipeline, plain = pipeline_of(), pipeline_of(False)
+    segments = [
+        sampled(each, ["a"], plan_for(each, sde=Kernel("flow_sde", eta=0.7)), num_chunk=6, seed=3, control=[CONTROL])
+        for each in (pipeline, plain)
+    ]
+    assert "commit_and_predict_flow" not in pipeline.passes
+    assert torch.equal(*(segment.log_probs() for segment in segments))
+    assert torch.equal(replay(pipeline, segments[0]).log_probs, segments[0].log_probs())
 
 
 def test_chunks_can_still_be_finalized_one_by_one():

@@ -253,6 +253,9 @@ def test_noise_levels_may_differ_between_samples_and_chunks(pipeline):
         )
         for flow, single in zip(together, alone, strict=True):
             torch.testing.assert_close(flow[row : row + 1], single, rtol=1e-5, atol=1e-5)
+    for level in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"expected levels in \(0, 1\]"):
+            predict_noise_at_step(pipeline, segment, samples, torch.full((2, 2), level), chunks=[1, 2])
     with pytest.raises(ValueError, match=r"sigma \[3\] were given for 2 chunks of a batch of 2"):
         predict_noise_at_step(pipeline, segment, samples, torch.rand(3), chunks=[1, 2])
     with pytest.raises(ValueError, match="expected rising numbers"):

@@ -209,6 +209,7 @@ def test_a_client_is_told_that_the_server_is_busy() -> None:
             Session(server.url, "a ball")
         assert refused.value.code == "busy"
         assert server.metric("sessions_refused_total") == 1
+        assert server.metric("messages_bad_total") == 0, "there was nothing wrong with what was said"
 
 
 def test_the_asyncio_client_is_the_same(server: Running) -> None:

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+
+
+@contextmanager
+def handled_by(handler: Callable[..., object], numbers: Iterable[int]) -> Generator[None]:
+    """Within it ``handler`` is called for these signals; outside of the main thread, which alone may set handlers,
+    nothing changes."""
+    try:
+        previous = {number: signal.signal(number, handler) for number in numbers}
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 @contextmanager
@@ -15,15 +31,8 @@ def terminate_as_interrupt() -> Generator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, which alone may set handlers
+    with handled_by(interrupt, [signal.SIGTERM]):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
@@ -39,15 +48,7 @@ def interrupt_later() -> Generator[None]:
         print("interrupted: what was generated is being finished; once more stops at once", file=sys.stderr)
 
     numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
-    try:
-        previous = {number: signal.signal(number, remember) for number in numbers}
-    except ValueError:  # not the main thread, which alone may set handlers
+    with handled_by(remember, numbers):
         yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt

@@ -39,8 +39,8 @@ class TrainerFacts:
     @property
     def weight_sync_prefix(self) -> str:
         """That of the one module's parameters; likewise."""
-        assert self.trainable_module is not None
-        return next(iter(self.trainable_modules))
+        only = self.trainable_module
+        return next(prefix for prefix, module in self.trainable_modules.items() if module is only)
 
 
 def trainer_facts(pipeline: StreamInferencePipeline) -> TrainerFacts:

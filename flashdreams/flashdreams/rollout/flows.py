@@ -79,8 +79,8 @@ def predict_noise_at_step(
         chunks: numbers of the chunks, rising; all by default.
 
     Raises:
-        ValueError: samples, sigma and chunks are of different numbers, or the samples of a chunk would go to several
-            experts at once.
+        ValueError: samples, sigma and chunks are of different numbers, a level is outside (0, 1], or the samples of a
+            chunk would go to several experts at once.
     """
     numbers = [chunk.index for chunk in segment.chunks] if chunks is None else list(chunks)
     batch = segment.batch_size
@@ -92,6 +92,8 @@ def predict_noise_at_step(
         )
     if numbers != sorted(set(numbers)) or not all(0 <= number < len(segment.chunks) for number in numbers):
         raise ValueError(f"chunks are {numbers}; expected rising numbers of the {len(segment.chunks)} there are")
+    if not bool(((levels > 0) & (levels <= 1)).all()):
+        raise ValueError(f"sigma goes from {float(levels.min())} to {float(levels.max())}; expected levels in (0, 1]")
     check_segment(pipeline, segment, weights)
     model, queries = pipeline.diffusion_model, []
     for i, (number, x) in enumerate(zip(numbers, samples, strict=True)):

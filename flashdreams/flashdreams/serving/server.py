@@ -15,6 +15,7 @@ import uvicorn
 
 from flashdreams.infra.config import RunnerConfig
 from flashdreams.infra.errors import UserError
+from flashdreams.infra.signals import handled_by
 from flashdreams.serving.app import build_app
 from flashdreams.serving.config import ServeConfig
 from flashdreams.serving.link import ProcessLink
@@ -41,17 +42,8 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """SIGTERM and Ctrl-C end the server, with exit code 0; a second Ctrl-C does so at once."""
-        numbers = signal.SIGINT, signal.SIGTERM
-        try:
-            previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        except ValueError:  # not the main thread: whoever runs it sets ``should_exit``
+        with handled_by(self.handle_exit, (signal.SIGINT, signal.SIGTERM)):  # in a thread, ``should_exit`` is set
             yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def make_service(config: ServeConfig, runner: RunnerConfig) -> Service:

@@ -45,8 +45,8 @@ async def serve_websocket(service: Service, socket: WebSocket) -> None:
         await socket.send_json(created_message(session))
         await _both_ways(service, socket, session, first)
     except (ProtocolError, ControlError) as error:
-        service.metrics.bad_messages += 1
         code = error.code if isinstance(error, ProtocolError) else "invalid"
+        service.metrics.bad_messages += code != "busy"  # a refusal, which is counted as one
         await _goodbye(socket, {"type": "error", "code": code, "message": str(error)[:500]},
                        TRY_LATER if code == "busy" else POLICY)  # fmt: skip
     except TimeoutError:

@@ -13,8 +13,8 @@ from flashdreams.recipes.wan.context import BlockCache, ChunkContext, ChunkPair
 from flashdreams.recipes.wan.layers import RMSNorm
 
 
-class SelfAttention(nn.Module):
-    """Self-attention with full-width QK norm and rotary positions, over the rolling cache or the chunk alone."""
+class _Projections(nn.Module):
+    """What both have: linear layers, and norms of queries and keys over the full width."""
 
     def __init__(self, config: WanNetworkConfig) -> None:
         super().__init__()
@@ -26,6 +26,10 @@ class SelfAttention(nn.Module):
         self.o = nn.Linear(config.dim, config.dim)
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
+
+
+class SelfAttention(_Projections):
+    """Self-attention with rotary positions, over the rolling cache or the chunk alone."""
 
     def forward(self, x: Tensor, context: ChunkContext | ChunkPair, cache: RollingKVCache | None) -> Tensor:
         q = self.norm_q(self.q(x)).unflatten(-1, (self.heads, -1))
@@ -61,20 +65,12 @@ class SelfAttention(nn.Module):
         cache.write(apply_rope(raw_k, context.rope), v, context.slots)
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(_Projections):
     """Attention to the text, and beside it to the tokens of given images where the model has an image branch. Keys and
     values are computed once per prompt and image, by :meth:`encode` and :meth:`encode_image`."""
 
     def __init__(self, config: WanNetworkConfig) -> None:
-        super().__init__()
-        self.heads = config.num_heads
-        self.backend = config.attention
-        self.q = nn.Linear(config.dim, config.dim)
-        self.k = nn.Linear(config.dim, config.dim)
-        self.v = nn.Linear(config.dim, config.dim)
-        self.o = nn.Linear(config.dim, config.dim)
-        self.norm_q = RMSNorm(config.dim, config.eps)
-        self.norm_k = RMSNorm(config.dim, config.eps)
+        super().__init__(config)
         if config.image_dim is not None and config.text_dim is not None:
             self.k_img = nn.Linear(config.dim, config.dim)
             self.v_img = nn.Linear(config.dim, config.dim)
