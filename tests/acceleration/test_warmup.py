@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ci_cpu
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path):
     """Compiles without the C++ compiler, and keeps its folders to itself."""
-    monkeypatch.setattr(module, "compile_modules", lambda modules: compile_modules(modules, "eager"))
+    monkeypatch.setattr(module, "compile_modules", lambda modules, known=(): compile_modules(modules, "eager", known))
     monkeypatch.setenv("FLASHDREAMS_CACHE", str(tmp_path / "caches"))
     monkeypatch.setenv("FLASHDREAMS_RUNNER_CONFIGS", TEMPLATE)
     monkeypatch.chdir(tmp_path)
@@ -89,13 +89,13 @@ def test_a_prewarmed_run_compiles_nothing_after_its_first_frame(monkeypatch):
     runner = config.setup()
     generate = type(runner)._generate
 
-    def watched(self, chunks, *rest):
+    def watched(self, chunks, *rest, **options):
         def each():
             for chunk in chunks:
                 seen.append(pipelines[-1].acceleration.graphs)
                 yield chunk
 
-        return generate(self, each(), *rest)
+        return generate(self, each(), *rest, **options)
 
     pipelines = []
     load = type(runner)._load

@@ -190,9 +190,7 @@ def test_junk_and_giants_harm_nobody_else(server: Running, pipeline: Any) -> Non
                     pass
         with connect(address) as giant:
             with pytest.raises(ConnectionClosed) as closed:
-                giant.send("x" * (2**20 + 1))
-                giant.recv()  # the hello, unless the end of the connection has overtaken it
-                giant.recv()
+                _send_and_read_twice(giant, "x" * (2**20 + 1))
             assert closed.value.rcvd is None or closed.value.rcvd.code == 1009
         with connect(address) as binary:
             binary.send(b"\x00" * 100)
@@ -240,3 +238,9 @@ def test_sigterm_finishes_files_and_ends_well(tmp_path: Path) -> None:
         assert [path.suffix for path in tmp_path.iterdir()] == [".mp4"]
     finally:
         process.kill()
+
+
+def _send_and_read_twice(socket: Any, message: str) -> None:
+    socket.send(message)
+    socket.recv()  # the hello, unless the end of the connection has overtaken it
+    socket.recv()

@@ -17,6 +17,7 @@ from flashdreams.acceleration.artifacts import Artifacts, writable_compiler_fold
 from flashdreams.acceleration.compile import Region, compile_modules
 from flashdreams.acceleration.cuda_graph import Graphs
 from flashdreams.acceleration.kv_dtype import store_kv_as
+from flashdreams.acceleration.lane import DecodeLane
 from flashdreams.acceleration.offload import offload_blocks
 from flashdreams.acceleration.prewarm import prewarm
 from flashdreams.acceleration.profile import Profiler
@@ -70,8 +71,11 @@ class Acceleration:
             self.kept = self.artifacts.save() or self.kept
 
 
-def apply(pipeline: StreamInferencePipeline, config: AccelerationConfig) -> list[str]:
+def apply(pipeline: StreamInferencePipeline, config: AccelerationConfig, ahead: Any = None) -> list[str]:
     """Do to ``pipeline`` what ``config`` asks for; returns what was done. A pipeline is accelerated once.
+
+    Args:
+        ahead: what :func:`ahead.begin` returned for it.
 
     Raises:
         ValueError: it has been already.
@@ -80,10 +84,13 @@ def apply(pipeline: StreamInferencePipeline, config: AccelerationConfig) -> list
         raise ValueError(f"{pipeline.config.name} is accelerated already; load it anew for another AccelerationConfig")
     done = pipeline.acceleration = Acceleration(config)
     _place(pipeline, done)
-    _compile(pipeline, done)
+    _compile(pipeline, done, ahead)
     if config.cuda_graph:  # on modules that are quantized and compiled as they will be
         done.cuda_graphs = cuda_graph.apply(pipeline, max_slots=config.cuda_graph_slots)
         done.notes.append(f"CUDA graphs: {config.cuda_graph_slots} slots")
+    if wanted(config.overlap_decode, pipeline.device) and pipeline.decoder is not None:
+        pipeline.decode_lane = DecodeLane(pipeline.device)
+        done.notes.append("chunks are decoded beside the next steps")
     if config.profile is not None:  # last, around all the rest
         done.profiler = Profiler(pipeline, None if config.profile == "lines" else Path(config.profile))
         done.notes.append("profiled")
@@ -110,24 +117,43 @@ def wanted(choice: str, device: torch.device) -> bool:
     return choice == "on" or (choice == "auto" and device.type == "cuda")
 
 
-def _compile(pipeline: StreamInferencePipeline, done: Acceleration) -> None:
-    config, name = done.config, pipeline.config.name
+def parts_to_compile(pipeline: StreamInferencePipeline, config: AccelerationConfig) -> list[nn.Module]:
+    """Blocks of the transformers, and parts of the decoder, as far as ``config`` wants them compiled."""
     experts: Any = pipeline.diffusion_model.experts
     modules: list[nn.Module] = []
     if wanted(config.compile, pipeline.device):
         modules = [block for expert in experts for block in expert.blocks]
-        if not modules and config.compile == "on":
-            say_once(f"{name} names no blocks to compile (Transformer.blocks), so that it runs as it is")
     if wanted(config.compile_decoder, pipeline.device) and pipeline.decoder is not None:
         modules += pipeline.decoder.compiled_parts
+    return modules
+
+
+def compile_and_keep(modules: list[nn.Module], artifacts: Artifacts | None) -> tuple[list[Region], int]:
+    """Compile ``modules``; what was kept of an earlier run is taken up. Returns how many entries that were too."""
+    writable_compiler_folder()
+    entries = 0 if artifacts is None else artifacts.load()
+    return compile_modules(modules), entries
+
+
+def _compile(pipeline: StreamInferencePipeline, done: Acceleration, ahead: Any) -> None:
+    config, name = done.config, pipeline.config.name
+    experts: Any = pipeline.diffusion_model.experts
+    if config.compile == "on" and not any(expert.blocks for expert in experts):
+        say_once(f"{name} names no blocks to compile (Transformer.blocks), so that it runs as it is")
+    modules = parts_to_compile(pipeline, config)
     if not modules:
         return
-    done.regions = compile_modules(modules)
-    writable_compiler_folder()
-    if config.reuse_compiled:
-        done.artifacts = Artifacts.of(pipeline.config, pipeline.device)
-        if entries := done.artifacts.load():
-            done.notes.append(f"compiled code of an earlier run: {entries} entries")
+    if ahead is not None:
+        ahead.wait()
+    if ahead is not None and ahead.regions:
+        done.artifacts, entries = ahead.artifacts, ahead.entries
+        done.regions = compile_modules(modules, known=ahead.regions)
+        done.notes.append("compiled while the weights were read")
+    else:
+        done.artifacts = Artifacts.of(pipeline.config, pipeline.device) if config.reuse_compiled else None
+        done.regions, entries = compile_and_keep(modules, done.artifacts)
+    if entries:
+        done.notes.append(f"compiled code of an earlier run: {entries} entries")
     for expert in experts:
         _pause_while_recommitting(expert, done.regions)
     done.notes += [f"compiled: {region.kind.__name__}" for region in done.regions]

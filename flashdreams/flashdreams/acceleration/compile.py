@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ Backend = str | Callable[..., Any]
 
 SHAPES = 256
 """Most shapes of one region in a process: every length of a filling window, for several sizes and batches."""
+
+_allowed: ContextVar[bool] = ContextVar("allowed", default=False)
+"""Whether the compiler has been told so here: its settings hold for the thread (or task) that makes them."""
 
 
 class Region:
@@ -34,7 +38,6 @@ class Region:
         self._paused = 0
         self._eager: Any = kind.forward
         self._backend = backend
-        _allow(SHAPES)
         self._compiled = torch.compile(_own(self._eager), fullgraph=True, dynamic=False, backend=self._compile)
         self._taken = type(
             kind.__name__, (kind,), {"forward": lambda module, *args, **kw: self._call(module, args, kw)}
@@ -68,6 +71,8 @@ class Region:
         if self._paused or self.broken:
             return self._eager(module, *args, **kwargs)
         args = tuple(_laid_out(value) if isinstance(value, Tensor) else value for value in args)
+        if not _allowed.get():
+            _allow(SHAPES)
         try:
             return self._compiled(module, *args, **kwargs)
         except _failures() as error:  # nothing has run: a graph is compiled whole before it is used
@@ -77,9 +82,15 @@ class Region:
             return self._eager(module, *args, **kwargs)
 
 
-def compile_modules(modules: Iterable[nn.Module], backend: Backend = "inductor") -> list[Region]:
-    """Compile modules by kind: each kind once, however many there are of it."""
-    regions: dict[type[nn.Module], Region] = {}
+def compile_modules(
+    modules: Iterable[nn.Module], backend: Backend = "inductor", known: Iterable[Region] = ()
+) -> list[Region]:
+    """Compile modules by kind: each kind once, however many there are of it.
+
+    Args:
+        known: regions to be used for their kinds; they hold what was compiled for other modules like these.
+    """
+    regions = {region.kind: region for region in known}
     for module in modules:
         kind = type(module)
         if kind not in regions:
@@ -110,6 +121,7 @@ def _allow(shapes: int) -> None:
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, shapes)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 16 * shapes)
+    _allowed.set(True)
 
 
 def _failures() -> tuple[type[BaseException], ...]:

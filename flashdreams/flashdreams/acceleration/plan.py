@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from flashdreams.acceleration.blank import blank_conditions, blank_control
 from flashdreams.acceleration.counting import WorkCounter, counting
 from flashdreams.acceleration.kv_dtype import store_kv_as
 from flashdreams.acceleration.offload import bytes_of
 from flashdreams.acceleration.quantize import Int8Linear, quantize
-from flashdreams.core.controls import Control, ControlSpec, Frame, Intrinsics, Pose
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import ModuleConfig, PipelineConfig
 from flashdreams.infra.layout import Layout
@@ -170,7 +169,7 @@ class _Run:
 
     def roll(self) -> None:
         transformer = self.config.diffusion_model.transformer
-        conditions = self.experts[-1].conditions_type.from_dict(_slots(self.config, self.layout))
+        conditions = self.experts[-1].conditions_type.from_dict(blank_conditions(self.config, self.layout, "meta"))
         caches = [expert.initialize_cache(self.layout, conditions) for expert in self.experts]
         decoding = self.decoder.initialize_cache() if self.decoder else None
         encoding = self.encoder.initialize_cache(self.layout) if self.encoder else None
@@ -228,51 +227,14 @@ class _Run:
             return None
         config = self.config.encoder
         assert config is not None
-        scale = getattr(config, "scale", 1)
-        compression = self.config.decoder.spatial_compression if self.config.decoder else 1
-        size = self.layout.height * compression // scale, self.layout.width * compression // scale
-        control = _sample(config.takes, size)
+        control = blank_control(self.config, self.layout)
         made = self.encoder.encode([[control] * (self.frames + config.lookahead)], start, stop, cache)
         return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
-
-
-_IDENTITY = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
-
-
-def _sample(spec: ControlSpec, size: tuple[int, int]) -> Control | None:
-    """A control of each kind that a model needs to be told all the time."""
-    pose = None
-    if spec.pose:
-        height, width = size
-        pose = Pose(_IDENTITY, Intrinsics(width, width, width / 2, height / 2, width, height))
-    frame = Frame(np.zeros((*size, 3), np.uint8)) if spec.frame else None
-    return Control(pose=pose, frame=frame) if pose or frame else None
 
 
 def _on_meta(config: ModuleConfig) -> Any:
     module = build_on_meta(config)
     return module.to("meta").to(getattr(torch, config.dtype)).eval().requires_grad_(False)
-
-
-def _slots(config: PipelineConfig, layout: Layout) -> dict[str, Tensor]:
-    """Conditions of the sizes that the model takes, an image included where it needs one."""
-    model, transformer = config.diffusion_model, config.diffusion_model.transformer
-    make = lambda *shape: torch.zeros(1, *shape, device="meta")  # noqa: E731
-    slots = {}
-    if transformer.takes_text:
-        length, width = transformer.text_shape
-        slots["text"] = make(length or 512, width or 1)
-        if model.negative_prompt(None) is not None:
-            slots["negative_text"] = make(length or 512, width or 1)
-    if config.image_use == "concat":
-        frames = layout.plan.first_len_t if transformer.bidirectional else 2
-        step = config.decoder.temporal_compression if config.decoder else 1
-        slots["image_latent"] = make(layout.channels, frames, layout.height, layout.width)
-        slots["image_mask"] = make(step, frames, layout.height, layout.width)
-    if config.image_encoder is not None:
-        network: Any = transformer.network
-        slots["image_embed"] = make(network.image_tokens, network.image_dim)
-    return slots
 
 
 def _approximate(experts: list[Any], acceleration: AccelerationConfig) -> None:

@@ -37,19 +37,20 @@ class _Glance:
         return x
 
 
-def prewarm(pipeline: StreamInferencePipeline, start: Callable[[], Rollout]) -> int:
+def prewarm(pipeline: StreamInferencePipeline, start: Callable[[], Rollout], chunks: int | None = None) -> int:
     """Run the first chunks of a rollout, with one step for each expert, until the window and the decoder are full.
 
     Nothing else may use the pipeline meanwhile.
 
     Args:
         start: makes the rollout, as the ones to come will be made; it ends earlier if that is shorter.
+        chunks: how many to run at most; ``None``: as many as bring new shapes.
 
     Returns:
         How many chunks were run.
     """
     model: Any = pipeline.diffusion_model
-    own, chunks = model.scheduler, chunks_until_steady(pipeline)
+    own, chunks = model.scheduler, chunks_until_steady(pipeline) if chunks is None else chunks
     model.scheduler = _Glance(own, model)
     try:
         with start() as rollout:

@@ -14,12 +14,16 @@ class AccelerationConfig(InstantiateConfig):
 
     entry: ClassVar[str] = "flashdreams.acceleration.apply:apply"
     """Named, not imported: acceleration builds on this package."""
+    ahead: ClassVar[str] = "flashdreams.acceleration.ahead:begin"
 
     compile: Literal["auto", "off", "on"] = "auto"
     """Compile the blocks of the transformer. auto: on a CUDA GPU. On a CPU matrix products take most of the time and
     compiling takes longer than a short clip, so that it is off unless asked for."""
     compile_decoder: Literal["auto", "off", "on"] = "auto"
     """Compile the decoder too, likewise. Decoders that say so: Wan's VAE."""
+    overlap_decode: Literal["auto", "off", "on"] = "auto"
+    """Decode a chunk while it is committed and the next one is made: in a thread, and on a GPU on a stream of its own.
+    auto: on a CUDA GPU. On a CPU both would share the same cores."""
     prewarm: bool = False
     """Compile for every shape of a run before its first frame, so that no later chunk has to wait."""
     reuse_compiled: bool = True

@@ -23,7 +23,7 @@ def check_chunk(chunk: Chunk, dtype: str, *, may_be_constant: bool = False) -> N
     Raises:
         UserError: with what to check.
     """
-    if not torch.isfinite(chunk.latent).all():
+    if not torch.isfinite(chunk.host_latent).all():
         raise UserError(
             f"chunk {chunk.index} holds NaN or infinity: the weights do not fit the config, or {dtype} overflows; "
             f"{'try --dtype float32, or ' if dtype != 'float32' else ''}{_CHECK}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from flashdreams.config import InstantiateConfig, derive_config, import_object
+from flashdreams.config import InstantiateConfig, derive_config, import_object, nested_configs
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import DType, PipelineConfig
 from flashdreams.infra.errors import UserError
@@ -54,15 +56,37 @@ def load_pipeline(
         changes = {"transformer": {"dtype": dtype}, "high_noise": experts}
         config = derive_config(config, diffusion_model=changes)
     acceleration = acceleration or AccelerationConfig()
-    pipeline = config.setup(device=resolve_device(device), home=acceleration.home)
-    accelerate(pipeline, acceleration)
+    device = resolve_device(device)
+    with compile_ahead(config, acceleration, device) as ahead:
+        pipeline = config.setup(device=device, home=acceleration.home)
+        accelerate(pipeline, acceleration, ahead)
     return pipeline
 
 
-def accelerate(pipeline: StreamInferencePipeline, config: AccelerationConfig) -> list[str]:
+@contextmanager
+def compile_ahead(
+    config: PipelineConfig, acceleration: AccelerationConfig, device: str, **request: Any
+) -> Generator[Any]:
+    """Compile for ``config`` while its weights are read within the block, where ``acceleration`` wants and allows it;
+    gives what :func:`accelerate` takes.
+
+    Args:
+        request: ``height``, ``width`` and ``num_frames`` of the rollouts to come; the model's own by default.
+    """
+    acceleration.validate()
+    ahead = import_object(acceleration.ahead)(config, acceleration, device, **request)
+    try:
+        yield ahead
+    except BaseException:
+        if ahead is not None:
+            ahead.abandon()
+        raise
+
+
+def accelerate(pipeline: StreamInferencePipeline, config: AccelerationConfig, ahead: Any = None) -> list[str]:
     """Do to ``pipeline``, which has its weights, what ``config`` asks for; returns what was done, for people."""
     config.validate()
-    return import_object(config.entry)(pipeline, config)
+    return import_object(config.entry)(pipeline, config, ahead)
 
 
 def with_checkpoints_from(config: C, source: str) -> C:
@@ -77,3 +101,9 @@ def with_checkpoints_from(config: C, source: str) -> C:
     if getattr(config, "checkpoint_path", None) is not None:
         changes["checkpoint_path"] = source
     return replace(config, **changes)
+
+
+def checkpoints_of(config: InstantiateConfig) -> list[str]:
+    """Every checkpoint that stands in a config tree."""
+    own = getattr(config, "checkpoint_path", None)
+    return ([own] if own else []) + [path for child in nested_configs(config) for path in checkpoints_of(child)]

@@ -13,7 +13,7 @@ from flashdreams.core.checkpoint import CheckpointError, LoadReport, load_checkp
 from flashdreams.core.checkpoint.choose import choose_transform
 from flashdreams.core.checkpoint.keymap import KeyMap
 from flashdreams.core.checkpoint.meta import lost_tensors, parameters_on_meta
-from flashdreams.core.checkpoint.sources import RandomSource
+from flashdreams.core.checkpoint.sources import RandomSource, ZeroSource
 from flashdreams.core.notices import say_once
 from flashdreams.infra.config import DiffusionModelConfig, ModuleConfig, TransformerConfig
 
@@ -55,7 +55,7 @@ def choose(config: ModuleConfig, root: nn.Module) -> Any:
     """The transform of ``config``'s checkpoint: the one named, else the declared one that fits the file's header."""
     options = candidates(config)
     assert config.checkpoint_path is not None
-    if isinstance(parse_source(config.checkpoint_path), RandomSource):
+    if isinstance(parse_source(config.checkpoint_path), RandomSource | ZeroSource):
         return None
     if len(options) == 1:
         return next(iter(options.values()))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flashdreams.core.noise import KeyedNoise, Noise
 from flashdreams.infra.cache import PipelineCache
+from flashdreams.infra.chunk import Lane
 from flashdreams.infra.config import PipelineConfig
 from flashdreams.infra.images import encode_clip
 from flashdreams.infra.layout import Layout
@@ -51,6 +52,8 @@ class StreamInferencePipeline(nn.Module):
         self.decoder: Any = config.decoder.setup(device=device) if config.decoder else None
         self.acceleration: Any = None
         """What was done to the modules so that they run faster, if anything was (``acceleration.apply``)."""
+        self.decode_lane: Lane | None = None
+        """Where rollouts decode beside the next steps; without, they do so in turn."""
         self.eval().requires_grad_(False)
 
     @property
@@ -163,7 +166,7 @@ class StreamInferencePipeline(nn.Module):
     def generate(self, autoregressive_index: int, cache: PipelineCache, input: Any = None) -> Tensor:
         """Video ``[B, 3, frames, H, W]`` in [-1, 1] of the next chunk (its latent, if there is no decoder)."""
         latent = self.diffusion_model.generate(autoregressive_index, cache, input)
-        return self.decode(latent, cache)
+        return self.decode(latent, cache, cache.pending["input"])
 
     @torch.no_grad()
     def finalize(self, autoregressive_index: int, cache: PipelineCache) -> None:
@@ -171,12 +174,12 @@ class StreamInferencePipeline(nn.Module):
         self.diffusion_model.finalize(autoregressive_index, cache)
 
     @torch.no_grad()
-    def decode(self, latent: Tensor, cache: PipelineCache) -> Tensor:
-        """Pixels of the chunk that follows the last decoded one: the pending one, whose controls go with it."""
+    def decode(self, latent: Tensor, cache: PipelineCache, input: Any = None) -> Tensor:
+        """Pixels of the chunk that follows the last decoded one; ``input``: its controls."""
         if self.decoder is None:
             return latent
         latent = latent.to(getattr(torch, self.decoder.config.dtype))
-        return self.decoder.decode(latent, cache.decoder, cache.pending.get("input"))
+        return self.decoder.decode(latent, cache.decoder, input)
 
     @torch.no_grad()
     def encode_controls(self, controls: Sequence[Sequence[Any]], chunk: int, cache: PipelineCache) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from flashdreams.core.controls import Control, ControlError, ControlSpec, ControlWriter
 from flashdreams.core.lengths import chunks_for
 from flashdreams.infra.cache import PipelineCache
+from flashdreams.infra.chunk import Chunk, Decoded, InTurn, Lane, Promised, tensors_in
 from flashdreams.infra.images import from_uint8, given_frames
 
 if TYPE_CHECKING:
@@ -23,20 +23,6 @@ ControlSource = Sequence[Any] | Callable[[int, int], Sequence[Any]] | None
 """One control per pixel frame of the rollout, or a function of (start, stop) that gives those of a chunk and is asked
 for every frame once, in order. For a batch of prompts: a list of such sequences, one per sample. Frames beyond its end
 have no control. Controls are whatever ``config.encoder.takes`` accepts."""
-
-
-@dataclass
-class Chunk:
-    """What one turn of the loop made.
-
-    ``frames`` is uint8 ``[T, H, W, 3]``, with a batch axis in front where prompts came as a list. ``timings`` are
-    seconds by phase: ``dit`` and ``decode``, and ``commit`` once it ran.
-    """
-
-    index: int
-    frames: Tensor
-    latent: Tensor
-    timings: dict[str, float] = field(default_factory=dict)
 
 
 class Observer(Protocol):
@@ -53,7 +39,8 @@ class Observer(Protocol):
 
 
 class Rollout(Iterator[Chunk]):
-    """Iterate to generate. Frames are handed out before their chunk is committed.
+    """Iterate to generate. Frames are handed out before their chunk is committed; where the pipeline has a
+    ``decode_lane``, the chunk is decoded while it is committed and the next one is made.
 
     Between chunks, :meth:`set_prompt`, :meth:`set_control` and :meth:`set_loras` steer what follows, and :meth:`save`
     writes a state that :meth:`StreamInferencePipeline.resume` continues. :meth:`close` frees the memory; so does the
@@ -81,10 +68,14 @@ class Rollout(Iterator[Chunk]):
         self._record = record
         self.decodes = True
         """Whether chunks are decoded; without, their ``frames`` hold none."""
+        self._lane: Lane = pipeline.decode_lane or InTurn(pipeline.device)
+        self._phases: list[tuple[dict[str, float], str, Any, Any]] = []
+        """Timings to be filled in, by phase, with the moments of its begin and end."""
         self.observer: Observer | None = None
         self._ahead: list[list[Control | None]] = [[]] * cache.layout.batch
         """Controls of the frames after those, as far as the encoder has seen them already."""
         self._last: Chunk | None = None
+        self._failed: BaseException | None = None
 
     @property
     def cache(self) -> PipelineCache:
@@ -111,9 +102,16 @@ class Rollout(Iterator[Chunk]):
         if not self.pipeline.config.diffusion_model.fused_commit:
             self.flush()
         try:
-            return self._generate(cache)
+            chunk = self._generate(cache)
         except StopIteration as error:  # would end the loop as if all were well
             raise RuntimeError("a module raised StopIteration while it made a chunk") from error
+        beside = self.pipeline.decode_lane is not None and not self.pipeline.config.diffusion_model.fused_commit
+        if beside and (self.num_chunk is None or made + 1 < self.num_chunk):
+            try:
+                self.flush()
+            except BaseException as error:  # the chunk is made; what went wrong after it is told the next time
+                self._failed = error
+        return chunk
 
     def _generate(self, cache: PipelineCache) -> Chunk:
         index, timings = cache.autoregressive_index + bool(cache.pending), {}
@@ -125,13 +123,12 @@ class Rollout(Iterator[Chunk]):
             input = self.pipeline.encode_controls(controls, index, cache)
             with torch.no_grad():
                 latent = self.pipeline.diffusion_model.generate(index, cache, input)
-        with self._timed(timings, "decode"):
-            pixels = to_uint8(self.pipeline.decode(latent, cache) if self.decodes else latent[:, :3, :0])
+        decoded = self._decode(latent, cache, timings)
         known = len(self._ahead[0])
         first = self.frame + known
         self._ahead = [row[frames:] for row in controls]
         self.frame += frames
-        self._last = Chunk(index, pixels if self.batched else pixels[0], latent, timings)
+        self._last = Chunk(index, latent, decoded, timings)
         if self._record is not None:
             record, self._record = self._record, None  # a file that failed is not tried again
             record.write(first, controls[0][known:])
@@ -140,8 +137,26 @@ class Rollout(Iterator[Chunk]):
             self.observer.made(cache, self._last, controls)
         return self._last
 
+    def _decode(self, latent: Tensor, cache: PipelineCache, timings: dict[str, float]) -> Promised:
+        """Begin to decode; the chunk before this one is decoded then."""
+        if self._last is not None:
+            self._last.decoded.result()
+        input, phases, self._phases = cache.pending.get("input"), self._phases, []
+
+        def work() -> Decoded:
+            begin = self._lane.now()
+            pixels = self.pipeline.decode(latent, cache, input) if self.decodes else latent[:, :3, :0]
+            frames, end = to_uint8(pixels), self._lane.now()
+            for seconds, phase, *moments in (*phases, (timings, "decode", begin, end)):
+                seconds[phase] = self._lane.seconds(*moments)
+            return Decoded(frames if self.batched else frames[0], latent.cpu())
+
+        return self._lane.start(work, (latent, input, tensors_in(cache.decoder)))
+
     def flush(self) -> None:
         """Commit the chunk handed out last, if that has not happened yet."""
+        if self._failed is not None:
+            raise self._failed
         if self._cache is not None and self._cache.pending and self._last is not None:
             with self._timed(self._last.timings, "commit"):
                 self.pipeline.finalize(self._last.index, self._cache)
@@ -224,6 +239,8 @@ class Rollout(Iterator[Chunk]):
         from flashdreams.infra.snapshot import save
 
         self.flush()
+        if self._last is not None:
+            self._last.decoded.result()  # the decoder's state is saved too
         save(self, Path(path))
 
     def close(self) -> None:
@@ -270,26 +287,16 @@ class Rollout(Iterator[Chunk]):
         except ControlError as error:
             raise ControlError(f"frame {frame}: {error}") from None
 
-    def _timed(self, timings: dict[str, float], phase: str) -> _Timer:
-        return _Timer(timings, phase, self.pipeline.device)
-
-
-@dataclass
-class _Timer:
-    """Seconds of a ``with`` block, the device's work included."""
-
-    timings: dict[str, float]
-    phase: str
-    device: torch.device
-    begun: float = 0.0
-
-    def __enter__(self) -> None:
-        self.begun = time.perf_counter()
-
-    def __exit__(self, *exc: object) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.timings[self.phase] = time.perf_counter() - self.begun
+    @contextmanager
+    def _timed(self, timings: dict[str, float], phase: str) -> Generator[None]:
+        """Seconds of a ``with`` block, the device's work included."""
+        begin = self._lane.now()
+        yield
+        end = self._lane.now()
+        if self.pipeline.decode_lane is None:
+            timings[phase] = self._lane.seconds(begin, end)
+        else:  # told when it is known, which nothing waits for
+            self._phases.append((timings, phase, begin, end))
 
 
 def takes(pipeline: StreamInferencePipeline) -> ControlSpec:

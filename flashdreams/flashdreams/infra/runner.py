@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,12 +27,13 @@ from flashdreams.core.media.sheet import contact_sheet
 from flashdreams.core.media.video import VideoWriter
 from flashdreams.core.noise import check_seed
 from flashdreams.core.notices import say_once
+from flashdreams.infra.chunk import Chunk, hand_over
 from flashdreams.infra.config import PipelineConfig, RunnerConfig
 from flashdreams.infra.errors import UserError
 from flashdreams.infra.examples import with_example_data
 from flashdreams.infra.framing import Framing, frame_run
 from flashdreams.infra.health import check_chunk
-from flashdreams.infra.load import accelerate, resolve_device, with_checkpoints_from
+from flashdreams.infra.load import accelerate, checkpoints_of, compile_ahead, resolve_device, with_checkpoints_from
 from flashdreams.infra.lora_flag import LoraChoice, check_loras, load_loras, parse_loras
 from flashdreams.infra.metrics import RunMetrics
 from flashdreams.infra.output import FrameOutput
@@ -42,7 +43,7 @@ from flashdreams.infra.postprocess.flag import postprocessors
 from flashdreams.infra.preview import FrameSample
 from flashdreams.infra.prompts import GivenPrompts, PromptEncoder, load_embeds, save_embeds
 from flashdreams.infra.record import write_record
-from flashdreams.infra.rollout import Chunk, Rollout
+from flashdreams.infra.rollout import Rollout
 from flashdreams.infra.scheduler.config import with_solver
 from flashdreams.infra.signals import interrupt_later, terminate_as_interrupt
 
@@ -115,7 +116,7 @@ class Runner:
             raise UserError(f"{config.runner_name} has no text encoder; give saved embeddings (--prompt-embeds FILE)")
         else:
             pipeline.text_encoder.identity()
-        for source in (*_checkpoints(pipeline), *_checkpoints(postprocess)):
+        for source in (*checkpoints_of(pipeline), *checkpoints_of(postprocess)):
             open_checkpoint(source)
         loras = parse_loras(config.lora)
         check_loras(pipeline, loras)
@@ -160,7 +161,8 @@ class Runner:
                 output = FrameOutput(writer, postprocessor, size, plan.fps, plan.seed, sheet)
                 metrics.start()
                 with output, closing(self._chunks(pipeline, plan)) as chunks:
-                    self._generate(chunks, plan, output, metrics)
+                    behind = pipeline.decode_lane is not None
+                    self._generate(chunks, plan, output, metrics, behind=behind)
             interrupted = False
         finally:
             metrics.stop()
@@ -186,12 +188,22 @@ class Runner:
     def _load(self, plan: Plan) -> tuple[Any, Any]:
         try:
             home = self.config.acceleration.home
-            pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan), home=home)
-            load_loras(pipeline, plan.loras)
-            accelerate(pipeline, self.config.acceleration)
+            with self._compile_ahead(plan) as ahead:
+                pipeline = plan.pipeline.setup(device=plan.device, text_encoder=self._prompts(plan), home=home)
+                load_loras(pipeline, plan.loras)
+                accelerate(pipeline, self.config.acceleration, ahead)
             return pipeline, plan.postprocess.setup(device=plan.device)
         except (CheckpointError, ConfigError) as error:
             raise UserError(str(error)) from None
+
+    def _compile_ahead(self, plan: Plan) -> AbstractContextManager[Any]:
+        framing = plan.framing
+        if plan.pipeline.image_use != "concat" and framing.begins_with_given:
+            return nullcontext()  # a context that begins with given frames has other shapes
+        return compile_ahead(
+            plan.pipeline, self.config.acceleration, plan.device, height=framing.height, width=framing.width,
+            num_frames=framing.num_frames,
+        )  # fmt: skip
 
     def _takes_no_text(self, prompt: str) -> None:
         """Refuse what only means something to a model that takes text."""
@@ -239,20 +251,22 @@ class Runner:
         except ControlError as error:
             raise UserError(str(error)) from None
 
-    def _generate(self, chunks: Iterable[Chunk], plan: Plan, output: FrameOutput, metrics: RunMetrics) -> None:
+    def _generate(
+        self, chunks: Iterable[Chunk], plan: Plan, output: FrameOutput, metrics: RunMetrics, *, behind: bool
+    ) -> None:
+        dtype, may_be_constant = plan.pipeline.diffusion_model.transformer.dtype, plan.framing.begins_with_given
         with tqdm(total=plan.framing.num_chunk, unit="chunk", desc=self.config.runner_name, disable=None) as bar:
-            for chunk in chunks:
-                check_chunk(
-                    chunk,
-                    plan.pipeline.diffusion_model.transformer.dtype,
-                    may_be_constant=plan.framing.begins_with_given,
-                )
+
+            def write(chunk: Chunk) -> None:
+                check_chunk(chunk, dtype, may_be_constant=may_be_constant)
                 with interrupt_later():
                     output.add(chunk.frames)
                     metrics.add(chunk, written=output.written)
                 bar.update()
                 first = "" if metrics.first_frame is None else f", first frame {metrics.first_frame:.2f} s"
                 bar.set_postfix_str(f"{metrics.fps:.1f} FPS{first}", refresh=False)
+
+            hand_over(chunks, write, behind=behind)
 
     def _finish(
         self, plan: Plan, writer: VideoWriter, interrupted: bool, metrics: RunMetrics, sheet: FrameSample | None,
@@ -377,11 +391,3 @@ class Runner:
                 "give as many, separated by commas, that of the lowest noise first"
             )
         return [{"checkpoint_path": part} for part in parts]
-
-
-def _checkpoints(config: Any) -> list[str]:
-    """Every checkpoint that stands in a config tree."""
-    from flashdreams.config import nested_configs
-
-    own = getattr(config, "checkpoint_path", None)
-    return ([own] if own else []) + [path for child in nested_configs(config) for path in _checkpoints(child)]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashdreams.core.controls import Control
+from flashdreams.infra.chunk import Chunk, tensors_in
 from flashdreams.infra.health import check_chunk
-from flashdreams.infra.rollout import Chunk, ControlSource, Rollout
+from flashdreams.infra.rollout import ControlSource, Rollout
 from flashdreams.rollout.plan import Plan
 from flashdreams.rollout.recorder import Recorder, record
 from flashdreams.serving.scene import Scene
@@ -134,27 +135,11 @@ def takes_controls(config: PipelineConfig) -> bool:
 
 def latent_digest(chunk: Chunk) -> str:
     """Of the chunk's latent, for comparing runs without sending it."""
-    data = chunk.latent.detach().float().cpu().contiguous().numpy()
+    data = chunk.host_latent.float().contiguous().numpy()
     return hashlib.blake2b(data.tobytes(), digest_size=16).hexdigest()
 
 
 def state_bytes(value: Any) -> int:
     """Bytes of all tensors that ``value`` holds, at any depth, each storage once."""
-    storages: dict[int, int] = {}
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, (str, bytes, int, float, type(None), torch.nn.Module)):
-            continue
-        seen.add(id(each))
-        if isinstance(each, torch.Tensor):
-            storage = each.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(each, Mapping):
-            waiting += each.values()
-        elif isinstance(each, (list, tuple, set)):
-            waiting += each
-        elif hasattr(each, "__dict__"):
-            waiting += vars(each).values()
-    return sum(storages.values())
+    storages = [tensor.untyped_storage() for tensor in tensors_in(value)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -83,7 +83,7 @@ class Race:
             made.seconds["dit"].append(spent)
             made.bound["dit"].append(least)
             if self.pipeline.decoder is not None:
-                spent, least = self._timed(lambda: made.frames.append(self.pipeline.decode(made.latents[-1], cache)))
+                spent, least = self._timed(lambda: made.frames.append(self._decode(made.latents[-1], cache)))
                 made.seconds["decode"].append(spent)
                 made.bound["decode"].append(least)
             spent, least = self._timed(lambda chunk=chunk: self.pipeline.finalize(chunk, cache))
@@ -94,6 +94,9 @@ class Race:
     def _generate(self, chunk: int, cache: Any, latents: list[Tensor]) -> None:
         with torch.no_grad():
             latents.append(self.pipeline.diffusion_model.generate(chunk, cache))
+
+    def _decode(self, latent: Tensor, cache: Any) -> Tensor:
+        return self.pipeline.decode(latent, cache, cache.pending["input"])
 
     def _size(self) -> tuple[int, int]:
         scale = self.pipeline.decoder.spatial_compression if self.pipeline.decoder else 1

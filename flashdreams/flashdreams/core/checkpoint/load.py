@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from flashdreams.core.checkpoint.opened import Checkpoint, open_checkpoint
 from flashdreams.core.checkpoint.plan import Planner, Step, Transform, plan_steps
 from flashdreams.core.checkpoint.report import LoadReport, Match, compare
 from flashdreams.core.checkpoint.room import check_room
-from flashdreams.core.checkpoint.sources import RandomSource, parse_source
+from flashdreams.core.checkpoint.sources import RandomSource, ZeroSource, parse_source
 from flashdreams.core.checkpoint.synthetic import random_tensor
 from flashdreams.core.checkpoint.values import check_finite
 from flashdreams.core.notices import say_once
@@ -55,6 +56,14 @@ def load_checkpoint(
             drawn[key] = random_tensor(key, value.shape, _cast_to(value, dtype), parsed.seed).to(device)
         module.load_state_dict(drawn, strict=True, assign=True)
         return LoadReport(source, (), len(drawn))
+    if isinstance(parsed, ZeroSource):
+        shared: dict[Any, Tensor] = {}
+        for value in wanted.values():
+            kind = value.shape, _cast_to(value, dtype)
+            shared.setdefault(kind, torch.zeros(value.shape, dtype=kind[1], device=device))
+        zeros = {key: shared[value.shape, _cast_to(value, dtype)].detach() for key, value in wanted.items()}
+        module.load_state_dict(zeros, strict=True, assign=True)
+        return LoadReport(source, (), len(zeros))
     checkpoint = open_checkpoint(source)
     steps = plan_steps(checkpoint.meta(), transform)
     match = compare(wanted, {step.target: step.meta for step in steps}, allow_missing, dtype)

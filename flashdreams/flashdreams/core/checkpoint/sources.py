@@ -48,7 +48,15 @@ class RandomSource:
     seed: int
 
 
-Source = LocalSource | HubSource | RandomSource
+@dataclass(frozen=True)
+class ZeroSource:
+    """Zeros, those of one shape in the same memory: for a model that stands in for another while it is compiled."""
+
+
+Source = LocalSource | HubSource | RandomSource | ZeroSource
+
+ZEROS = "zeros:"
+"""How a :class:`ZeroSource` is written. It makes no video, so that it is none of :data:`FORMS`."""
 
 
 def parse_source(text: str | Path) -> Source:
@@ -65,6 +73,8 @@ def parse_source(text: str | Path) -> Source:
         if not re.fullmatch(r"\d{1,20}", rest) or int(rest) >= 2**64:
             raise CheckpointError(f"checkpoint is {text!r}; expected random:SEED with a seed of 0 to 2**64 - 1")
         return RandomSource(int(rest))
+    if text == ZEROS:
+        return ZeroSource()
     if text.startswith(_PACKAGE) or os.path.lexists(os.path.expanduser(text)):
         return LocalSource(resolve_path(text))
     text, _, entry = text.partition("#")

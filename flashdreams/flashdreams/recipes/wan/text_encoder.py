@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashdreams.core.checkpoint.sources import RandomSource, parse_source
+from flashdreams.core.checkpoint.sources import RandomSource, ZeroSource, parse_source
 from flashdreams.core.notices import say_once
 from flashdreams.infra.encoder import TextEncoder
 from flashdreams.recipes.wan.keymaps import UMT5_FROM_TRANSFORMERS
@@ -27,7 +27,11 @@ class UMT5TextEncoder(TextEncoder):
     def __init__(self, config: UMT5Config) -> None:
         super().__init__(config)
         place = config.tokenizer_place
-        if config.tokenizer is None and place is not None and isinstance(parse_source(place), RandomSource):
+        if (
+            config.tokenizer is None
+            and place is not None
+            and isinstance(parse_source(place), RandomSource | ZeroSource)
+        ):
             place = None
         self.tokenizer: Any = None if place is None else load_tokenizer(place, config.vocab_size)
         self.encoder = UMT5Encoder(config)

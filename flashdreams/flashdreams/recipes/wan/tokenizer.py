@@ -11,7 +11,7 @@ from typing import Any
 from flashdreams.core.checkpoint import CheckpointError
 from flashdreams.core.checkpoint.digest import file_digest
 from flashdreams.core.checkpoint.hub import download, list_files
-from flashdreams.core.checkpoint.sources import HubSource, LocalSource, RandomSource, parse_source
+from flashdreams.core.checkpoint.sources import HubSource, LocalSource, RandomSource, ZeroSource, parse_source
 from flashdreams.core.notices import say_once
 
 NAME = "tokenizer.json"
@@ -94,7 +94,7 @@ def find_tokenizer(place: str) -> Path:
         CheckpointError: there is none.
     """
     source = parse_source(place)
-    if isinstance(source, RandomSource):
+    if isinstance(source, RandomSource | ZeroSource):
         raise CheckpointError(f"{place} has no tokenizer; set the text encoder's tokenizer to a {NAME}, or {WITHOUT}")
     path = source.path if isinstance(source, LocalSource) else PurePosixPath(source.path)
     around = (path, path.parent, path.parent.parent)
