@@ -70,6 +70,24 @@ def test_tied_parameters_stay_tied_and_other_threads_build_as_usual():
     assert not nn.Linear(2, 2).weight.is_meta
 
 
+def test_what_is_on_meta_is_not_filled_and_everything_else_is():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(3, 2, padding_idx=0)
+            nn.init.trunc_normal_(self.embedding.weight, std=0.02)
+            nn.init.constant_(tensor=self.embedding.weight, val=1.0)
+            self.embedding.weight.data.mul_(2).clamp_(-1, 1)
+            self.register_buffer("table", nn.init.ones_(torch.empty(2)).mul_(3).add_(1))
+
+    with parameters_on_meta():
+        model = Model()
+    assert model.embedding.weight.is_meta and list(model.embedding.weight.shape) == [3, 2]
+    assert model.get_buffer("table").tolist() == [4.0, 4.0]
+    outside = Model()
+    assert outside.embedding.weight.abs().max() == 1
+
+
 def test_unchanged_tensors_are_the_pages_of_the_file_and_the_file_stays_as_it_is(path):
     before = path.read_bytes()
     module = meta_model()

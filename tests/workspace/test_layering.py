@@ -97,3 +97,15 @@ def test_names_no_model(package: str) -> None:
             if token.type in (tokenize.NAME, tokenize.STRING) and not prose and named.search(words_of(token.string)):
                 found.append(f"{path.name}:{token.start[0]}: {token.string}")
     assert found == []
+
+
+def test_a_model_that_is_not_compiled_runs_without_the_compiler() -> None:
+    """Its imports take longer than to read a small model's weights."""
+    program = (
+        "import sys; from flashdreams import load_pipeline; "
+        "pipeline = load_pipeline('tiny-world', device='cpu'); "
+        "next(pipeline.rollout('a red ball moves left', seed=0)); "
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])"
+    )
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert outcome.stdout.strip() == "[]", outcome.stdout + outcome.stderr

@@ -9,6 +9,25 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+
+_FILLS = frozenset(
+    f"{name}_"
+    for name in (
+        "normal",
+        "uniform",
+        "random",
+        "exponential",
+        "fill",
+        "zero",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "clamp",
+        "erfinv",
+    )
+)
 
 
 @contextmanager
@@ -17,7 +36,8 @@ def parameters_on_meta() -> Generator[None]:
 
     The meta device as a default would take the tables and masks that a constructor computes along with the weights, and
     no checkpoint brings them back. Here a parameter moves to meta when it is registered; until then it is memory that
-    was asked for and not touched, so that initialisation costs nothing. Other threads are left alone.
+    was asked for and not touched. Initialising what is on meta is left out: there is nothing to fill, and PyTorch would
+    import its compiler for it, which takes longer than to read a small model. Other threads are left alone.
     """
     thread = threading.get_ident()
 
@@ -28,9 +48,23 @@ def parameters_on_meta() -> Generator[None]:
 
     hook = register_module_parameter_registration_hook(to_meta)  # ty: ignore[invalid-argument-type]  (may return a value)
     try:
-        yield
+        with _NoValues():
+            yield
     finally:
         hook.remove()
+
+
+class _NoValues(TorchFunctionMode):
+    """Operations that only give values to a tensor do nothing to one on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _FILLS or getattr(func, "__module__", None) == "torch.nn.init":
+            target = args[0] if args else kwargs.get("tensor")
+            if isinstance(target, Tensor) and target.is_meta:
+                return target
+        return func(*args, **kwargs)
 
 
 def lost_tensors(module: nn.Module) -> list[str]:
