@@ -32,10 +32,11 @@ CONFIG = derive_config(
 
 
 class Backend:
-    """Compiles nothing, and remembers in which thread it was asked to."""
+    """Compiles nothing, and remembers in which thread it was asked to, and in which it ran."""
 
     def __init__(self) -> None:
         self.threads: list[str] = []
+        self.ran: list[str] = []
         self.sizes: list[int] = []
         self.asked = threading.Event()
 
@@ -43,7 +44,12 @@ class Backend:
         self.threads.append(threading.current_thread().name)
         self.sizes.append(torch.get_num_threads())
         self.asked.set()
-        return graph.forward
+
+        def run(*args):
+            self.ran.append(threading.current_thread().name)
+            return graph.forward(*args)
+
+        return run
 
 
 @pytest.fixture
@@ -80,6 +86,7 @@ def test_what_is_compiled_before_the_weights_are_there_is_what_the_rollout_runs(
     pipeline = load_pipeline(CONFIG, device="cpu", acceleration=ON)
     assert came and all(came)
     assert backend.threads == ["compile-ahead"]
+    assert not backend.ran, "what stands in need not be computed"
     assert "compiled while the weights were read" in pipeline.acceleration.notes
     rollout = pipeline.rollout("a red circle", seed=1)
     next(rollout)
@@ -99,6 +106,7 @@ def test_with_prewarm_all_shapes_are_compiled_by_then(backend):
     latents(pipeline)
     assert pipeline.acceleration.graphs == graphs > 2
     assert set(backend.threads) == {"compile-ahead"}
+    assert "compile-ahead" not in backend.ran and backend.ran
 
 
 @pytest.mark.parametrize("changes", [{"guidance_scale": 3.0}, {"window_size_t": None, "first_len_t": None}])

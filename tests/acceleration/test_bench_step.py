@@ -107,3 +107,7 @@ def test_decoding_is_measured_beside_its_convolutions(capsys):
     assert dispatch(["bench", "vae", *sizes, "--eager", "--repeat", "1", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["entries"]
     assert entry["flops"] > 0 and entry["over_bound"] > 0
+    assert dispatch(["bench", "vae", *sizes, "--eager", "--repeat", "1", "--json", "--channels-last"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in report["entries"]] == ["eager", "eager, channels last"]
+    assert report["facts"]["eager, channels last against eager, largest difference"] < 1e-5

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flashdreams.acceleration.apply import apply, wanted
+from flashdreams.acceleration.channels_last import channels_last
 from flashdreams.acceleration.compile import Region, compile_modules
 from flashdreams.core import notices
 from flashdreams.infra.acceleration_config import AccelerationConfig
@@ -185,3 +186,47 @@ def test_a_decoder_that_says_so_is_compiled_for_the_four_shapes_of_its_stream():
         for latent, expected, count in zip(latents, want, graphs, strict=True):
             torch.testing.assert_close(vae.decode(latent, cache), expected, rtol=1e-5, atol=1e-5)
             assert region.graphs == count and not region.broken
+
+
+def test_channels_last_lays_out_every_convolution_and_changes_no_number():
+    vae, other = (WanVAEConfig(dim=8, num_res_blocks=1).setup() for _ in range(2))
+    keys = other.state_dict().keys()
+    weights = [layer.weight for layer in other.modules() if isinstance(layer, (nn.Conv2d, nn.Conv3d))]
+    assert channels_last(other) == len(weights) > 20 and other.state_dict().keys() == keys
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    assert all(weight.is_contiguous(memory_format=formats[weight.ndim]) for weight in weights)
+    latents = torch.randn(1, 16, 5, 4, 6, generator=torch.Generator().manual_seed(0)).split(1, dim=2)
+    caches = vae.initialize_cache(), other.initialize_cache()
+    for latent in latents:
+        want, got = vae.decode(latent, caches[0]), other.decode(latent, caches[1])
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    (region,) = compile_modules(other.compiled_parts, backend="eager")
+    cache = other.initialize_cache()
+    for latent in latents * 2:
+        other.decode(latent, cache)
+    assert region.graphs == 4 and not region.broken
+
+
+def test_channels_last_is_asked_for_and_said():
+    pipeline = template_pipeline()
+    notes = apply(pipeline, AccelerationConfig(channels_last=True))
+    assert notes == ["channels last: 0 convolutions"]
+
+
+def test_what_runs_dry_has_the_layout_of_what_it_stands_for_and_writes_nothing():
+    class Writes(nn.Module):
+        def forward(self, x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            kept.copy_(x)
+            return (x + 1).transpose(0, 1), (x * 2).to(torch.bfloat16)
+
+    module, x, kept = Writes(), torch.ones(2, 3), torch.zeros(2, 3)
+    (region,) = compile_modules([module], backend="eager")
+    region.dry = True
+    dry = module(x, kept)
+    assert not kept.any()
+    region.dry = False
+    wet = module(x, kept)
+    assert torch.equal(kept, x) and region.graphs == 1
+    assert torch.equal(wet[0], torch.full((3, 2), 2.0))
+    for got, want in zip(dry, wet, strict=True):
+        assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)

@@ -1,8 +1,8 @@
 """Compile while the weights are still being read, so that a start takes the longer of the two, not both.
 
 Compiled code depends on the kinds and shapes of modules and inputs, not on what the weights are. So a stand-in is
-compiled, in a thread: the same model with two blocks, weights of zero, and requests that say nothing. Whatever fails
-here is compiled later, when it is needed, as if nothing had been tried.
+compiled, in a thread: the same model with two blocks, weights of zero, and requests that say nothing. What is compiled
+is not run. Whatever fails here is compiled later, when it is needed, as if nothing had been tried.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from flashdreams.acceleration.apply import compile_and_keep, parts_to_compile, wanted
 from flashdreams.acceleration.artifacts import Artifacts
 from flashdreams.acceleration.blank import blank_conditions, blank_control
+from flashdreams.acceleration.channels_last import channels_last
 from flashdreams.acceleration.compile import Region
 from flashdreams.acceleration.kv_dtype import store_kv_as
 from flashdreams.acceleration.prewarm import prewarm
@@ -69,6 +70,8 @@ class Ahead:
         """Until all is compiled. The global random state, which the compiler puts back to what it found, is then that
         of the beginning: reading weights does not change it."""
         self._thread.join()
+        for region in self.regions:
+            region.dry = False
         torch.set_rng_state(self._random[0])
         if self._random[1]:
             torch.cuda.set_rng_state_all(self._random[1])
@@ -80,9 +83,13 @@ class Ahead:
         try:
             if config.kv_dtype != "model":
                 store_kv_as(stand_in.diffusion_model.experts, config.kv_dtype)
+            if config.channels_last and stand_in.decoder is not None:
+                channels_last(stand_in.decoder)
             self.regions, self.entries = compile_and_keep(parts_to_compile(stand_in, config), self.artifacts)
             if self._abandoned:
                 return
+            for region in self.regions:
+                region.dry = True
             prewarm(stand_in, lambda: self._start(stand_in), chunks)
         except Exception as error:
             self.regions = []

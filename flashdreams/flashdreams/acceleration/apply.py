@@ -14,6 +14,7 @@ from torch import nn
 from flashdreams.acceleration import cuda_graph
 from flashdreams.acceleration.approximations import approximations
 from flashdreams.acceleration.artifacts import Artifacts, writable_compiler_folder
+from flashdreams.acceleration.channels_last import channels_last
 from flashdreams.acceleration.compile import Region, compile_modules
 from flashdreams.acceleration.cuda_graph import Graphs
 from flashdreams.acceleration.kv_dtype import store_kv_as
@@ -110,6 +111,8 @@ def _place(pipeline: StreamInferencePipeline, done: Acceleration) -> None:
         done.notes.append(f"offloaded: {len(offload.blocks)} blocks, {offload.resident / 2**30:.2f} GiB on the device")
     elif not model.config.swap_experts:
         model.experts.to(model.device)
+    if config.channels_last and pipeline.decoder is not None:
+        done.notes.append(f"channels last: {channels_last(pipeline.decoder)} convolutions")
 
 
 def wanted(choice: str, device: torch.device) -> bool:

@@ -35,6 +35,8 @@ class Region:
         """Compilations so far; one per shape."""
         self.broken = False
         """Whether the compiler gave up on this kind, which then runs as it is."""
+        self.dry = False
+        """Whether what is compiled from now on is not run as long as this holds: it returns memory as it comes."""
         self._paused = 0
         self._eager: Any = kind.forward
         self._backend = backend
@@ -65,7 +67,26 @@ class Region:
         compiler: Any = self._backend
         if isinstance(compiler, str):
             compiler = torch._dynamo.lookup_backend(compiler)
-        return compiler(graph, inputs)
+        compiled = compiler(graph, inputs)
+        return self._dry_at_first(compiled, graph) if self.dry else compiled
+
+    def _dry_at_first(self, compiled: Any, graph: Any) -> Any:
+        """``compiled``, which while :attr:`dry` holds computes nothing and writes to no input."""
+        outputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="output")[0].all_input_nodes]
+        returned = graph.graph.find_nodes(op="output")[0].args[0]
+        if len(outputs) != len(returned) or not all(isinstance(value, Tensor) for value in outputs):
+            return compiled  # something else than tensors, or one twice: it is run
+        layouts = [(tuple(x.shape), x.stride(), x.dtype, x.device) for x in outputs]
+
+        def run(*args: Any) -> Any:
+            if not self.dry:
+                return compiled(*args)
+            return [
+                torch.empty_strided(shape, stride, dtype=dtype, device=device)
+                for shape, stride, dtype, device in layouts
+            ]
+
+        return run
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or self.broken:

@@ -21,6 +21,9 @@ class AccelerationConfig(InstantiateConfig):
     compiling takes longer than a short clip, so that it is off unless asked for."""
     compile_decoder: Literal["auto", "off", "on"] = "auto"
     """Compile the decoder too, likewise. Decoders that say so: Wan's VAE."""
+    channels_last: bool = False
+    """Convolutions of the decoder with channels innermost in memory, as kernels of GPUs want them. What it brings says
+    `flashdreams bench vae --channels-last`; on a CPU nothing."""
     overlap_decode: Literal["auto", "off", "on"] = "auto"
     """Decode a chunk while it is committed and the next one is made: in a thread, and on a GPU on a stream of its own.
     auto: on a CUDA GPU. On a CPU both would share the same cores."""

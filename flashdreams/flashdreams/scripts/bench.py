@@ -92,7 +92,10 @@ def _vae(options: argparse.Namespace, plan: Any) -> Any:
 
     config, channels = codec_config(options)
     latent = channels, options.frames_per_chunk, options.latent_h, options.latent_w
-    return measure_codec(config, latent, device=options.device, modes=_modes(options), plan=plan, seed=options.seed)
+    return measure_codec(
+        config, latent, device=options.device, modes=_modes(options), plan=plan, seed=options.seed,
+        layouts=("contiguous", "channels last") if options.channels_last else ("contiguous",),
+    )  # fmt: skip
 
 
 def _load(options: argparse.Namespace, plan: Any) -> Any:

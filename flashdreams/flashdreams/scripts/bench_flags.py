@@ -62,6 +62,7 @@ def _vae(parser: Parser) -> None:
     parser.add_argument("slug", nargs="?", metavar="SLUG", help="the decoder of this model [Wan2.1's, random weights]")
     _ints(parser, {"vae_dim": (96, "width, without SLUG"), "latent_h": (8, "latent rows"), "latent_w": (8, "columns")})
     _ints(parser, {"frames_per_chunk": (3, "latent frames")})
+    parser.add_argument("--channels-last", action="store_true", help="also with channels innermost in memory")
     _how(parser)
 
 
