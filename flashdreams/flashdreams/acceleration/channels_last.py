@@ -12,8 +12,8 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def channels_last(module: nn.Module) -> int:
     """Lay the weights of all 2-D and 3-D convolutions in ``module`` out anew; returns how many there are.
 
-    Where the kernel can, what they make has that layout too, so that nothing is converted between them. Numbers change by
-    the order of sums.
+    Where the kernel can, what they make has that layout too, so that nothing is converted between them. Numbers change
+    by the order of sums.
     """
     count = 0
     for layer in module.modules():
