@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,10 @@ class Chunk:
     def host_latent(self) -> Tensor:
         """The latent on the CPU, which waits for nothing that comes after it."""
         return self.decoded.result().latent
+
+    def with_frames(self, frames: Tensor) -> Chunk:
+        """The same chunk with others in place of its frames."""
+        return replace(self, decoded=Made(Decoded(frames, self.host_latent)))
 
 
 class Lane(Protocol):

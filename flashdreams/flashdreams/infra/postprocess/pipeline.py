@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from flashdreams.core.controls import Control, Frame
+from flashdreams.infra.chunk import Chunk
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.infra.postprocess.config import PipelinePostprocessorConfig
 from flashdreams.infra.postprocess.contract import Postprocessor
-from flashdreams.infra.rollout import Chunk, Rollout
+from flashdreams.infra.rollout import Rollout
 
 
 class FrameQueue:
@@ -110,7 +111,7 @@ class PipelinePostprocessor(Postprocessor):
             state.queue.repeat_last(self._needed(state))
             left = state.received - state.made
             chunk = self._next(state)
-            yield replace(chunk, frames=chunk.frames[:left])
+            yield chunk.with_frames(chunk.frames[:left])
         state.rollout.close()
 
     def checkpoint_digests(self) -> dict[str, str | None]:
@@ -130,7 +131,7 @@ class PipelinePostprocessor(Postprocessor):
         state.made, state.chunks = self._stop(state), state.chunks + 1
         state.queue.drop(state.made)
         height, width = state.size
-        return replace(chunk, frames=chunk.frames[:, :height, :width])
+        return chunk.with_frames(chunk.frames[:, :height, :width])
 
     def _none(self, state: PipelineState) -> Tensor:
         return torch.empty(0, *state.size, 3, dtype=torch.uint8)
