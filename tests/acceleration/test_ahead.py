@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+import small_flashvsr
 from flashdreams import load_pipeline
 from flashdreams.acceleration import ahead as module
 from flashdreams.acceleration import apply as applied
+from flashdreams.acceleration.blank import blank_conditions, blank_control, blank_layout
 from flashdreams.acceleration.compile import compile_modules
 from flashdreams.config import derive_config
 from flashdreams.core import notices
@@ -18,7 +20,9 @@ from flashdreams.core.checkpoint import CheckpointError
 from flashdreams.core.checkpoint.sources import ZEROS
 from flashdreams.infra import loading
 from flashdreams.infra.acceleration_config import AccelerationConfig
+from flashdreams.plugins.registry import get_runner
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
+from member import shrunk
 from mini_wan import RUNNER as MINI
 
 pytestmark = pytest.mark.ci_cpu
@@ -113,15 +117,14 @@ def test_with_prewarm_all_shapes_are_compiled_by_then(backend):
 def test_guidance_and_models_of_one_chunk_have_their_own_shapes(backend, changes):
     config = derive_config(CONFIG, diffusion_model={"transformer": {**changes, "sink_size_t": 0}})
     pipeline = load_pipeline(config, device="cpu", acceleration=ON)
-    assert pipeline.acceleration.graphs == 1
     next(pipeline.rollout("a red circle", seed=1))
-    assert pipeline.acceleration.graphs == 1
+    assert backend.threads == ["compile-ahead"]
 
 
 def test_keys_and_values_in_eight_bits_are_compiled_as_such(backend):
     pipeline = load_pipeline(CONFIG, device="cpu", acceleration=replace(ON, kv_dtype="int8"))
     next(pipeline.rollout("a red circle", seed=1))
-    assert pipeline.acceleration.graphs == 1
+    assert backend.threads == ["compile-ahead"]
 
 
 def test_the_number_of_threads_is_that_of_the_program(backend):
@@ -132,7 +135,7 @@ def test_the_number_of_threads_is_that_of_the_program(backend):
         next(pipeline.rollout("a red circle", seed=1))
     finally:
         torch.set_num_threads(before)
-    assert backend.sizes == [1]
+    assert backend.sizes == [1] and backend.threads == ["compile-ahead"]
 
 
 def test_the_random_state_of_the_program_is_left_alone(backend):
@@ -164,6 +167,7 @@ def test_an_error_of_the_weights_is_the_one_that_is_raised_and_ends_the_compilin
         if thread.name == "compile-ahead":
             thread.join(60)
             assert not thread.is_alive()
+    assert not backend.ran and len(backend.threads) < 4, "more was compiled, or run, for nobody"
 
 
 def test_a_model_that_cannot_be_built_says_so_itself(backend, monkeypatch):
@@ -181,13 +185,37 @@ def test_a_model_that_cannot_be_built_says_so_itself(backend, monkeypatch):
         (CONFIG, replace(ON, quantize="int8")),
         (CONFIG, replace(ON, offload="blocks")),
         (PIPELINE_TEMPLATE, ON),
-        (derive_config(CONFIG, encoder={"checkpoint_path": None}), AccelerationConfig(compile="off")),
+        (derive_config(CONFIG, text_encoder={"checkpoint_path": None}), ON),
         (derive_config(CONFIG, diffusion_model={"swap_experts": True}), ON),
     ],
-    ids=["not compiled", "quantized", "offloaded", "drawn", "off", "swapped"],
+    ids=["not compiled", "quantized", "offloaded", "drawn", "text encoder drawn", "swapped"],
 )
 def test_it_is_not_begun_where_modules_or_weights_come_otherwise(config, acceleration):
     assert module.begin(config, acceleration, "cpu") is None
+
+
+def test_controls_without_weights_do_not_keep_it_from_beginning(backend):
+    config = derive_config(CONFIG, encoder={"checkpoint_path": None})
+    begun = module.begin(config, ON, "cpu")
+    assert begun is not None
+    begun.wait()
+    assert backend.threads == ["compile-ahead"]
+
+
+def test_a_block_that_cannot_be_compiled_is_said_once_and_runs_as_it_is(monkeypatch, tmp_path):
+    notices.reset()
+    asked = []
+
+    def refuses(graph, inputs):
+        asked.append(threading.current_thread().name)
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(applied, "compile_modules", lambda modules, known=(): compile_modules(modules, refuses, known))
+    monkeypatch.setenv("FLASHDREAMS_CACHE", str(tmp_path))
+    pipeline = load_pipeline(CONFIG, device="cpu", acceleration=ON)
+    for got, want in zip(latents(pipeline), latents(load_pipeline(CONFIG, device="cpu")), strict=True):
+        assert torch.equal(got, want)
+    assert asked == ["compile-ahead"]
 
 
 def test_a_network_of_which_the_layers_cannot_be_fewer_has_all_of_them():
@@ -223,3 +251,28 @@ def test_rollouts_in_another_thread_than_the_load_have_as_many_shapes_as_they_ne
     thread.join()
     assert pipeline.acceleration.graphs == 12
     assert not any(region.broken for region in pipeline.acceleration.regions)
+
+
+def seeded(config):
+    """``config`` with drawn weights for every part, and without a text encoder and swapping."""
+    parts = {name: SEED for name in ("decoder", "encoder", "image_encoder") if getattr(config, name) is not None}
+    high = {index: {"transformer": SEED} for index in range(len(config.diffusion_model.high_noise))}
+    model = {"transformer": SEED, "swap_experts": False, **({"high_noise": high} if high else {})}
+    return derive_config(config, **parts, text_encoder=None, diffusion_model=model)
+
+
+@pytest.mark.parametrize(
+    "slug", ["lingbot-world-cam", "wan22-t2v-a14b", "wan21-i2v-14b-480p", "self-forcing-t2v-1.3b-taehv", "flashvsr"]
+)
+def test_cameras_two_experts_pictures_and_videos_are_compiled_for_as_they_will_be(backend, slug):
+    config = seeded(small_flashvsr.RUNNER.pipeline if slug == "flashvsr" else shrunk(get_runner(slug)).pipeline)
+    pipeline = load_pipeline(config, device="cpu", acceleration=replace(ON, compile_decoder="on"))
+    layout = blank_layout(pipeline, config.height, config.width)
+    control = blank_control(config, layout)
+    rollout = pipeline.rollout(
+        conditions=blank_conditions(config, layout, "cpu"),
+        control=None if control is None else lambda start, stop: [[control] * (stop - start)],
+    )
+    next(rollout)
+    rollout.flush()
+    assert backend.threads and set(backend.threads) == {"compile-ahead"}

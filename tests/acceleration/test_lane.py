@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ from flashdreams.config import derive_config
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.chunk import Chunk, Decoded, Made, hand_over, tensors_in
 from flashdreams.infra.pipeline import StreamInferencePipeline
-from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
+from flashdreams.recipes.template.config import PIPELINE_TEMPLATE, RUNNER_TEMPLATE
+from flashdreams.serving.scene import Scene
+from flashdreams.serving.steered import SteeredRollout, latent_digest
 from template_model import template_pipeline
 
 ON = AccelerationConfig(overlap_decode="on")
@@ -91,6 +94,28 @@ def test_chunks_are_the_same_to_the_bit_whatever_is_steered(fused, tmp_path):
         assert torch.equal(got.latent, want.latent)
         assert torch.equal(got.frames, want.frames)
         assert torch.equal(got.host_latent, want.latent)
+
+
+@ci_cpu
+def test_a_served_session_and_a_run_of_the_command_line_are_the_same(tmp_path):
+    def steps(pipeline):
+        rollout = SteeredRollout.open(pipeline, Scene("a red circle", seed=3, height=32, width=48))
+        for index in range(5):
+            events = [{"type": "prompt", "prompt": "a blue square"}] if index == 2 else []
+            step = rollout.step(events, [])
+            yield step.chunk.index, step.first_frame, latent_digest(step.chunk), step.chunk.frames
+            rollout.commit()
+
+    for got, want in zip(steps(beside(template_pipeline())), steps(template_pipeline()), strict=True):
+        assert got[:3] == want[:3] and torch.equal(got[3], want[3])
+    files = []
+    for choice in ("on", "off"):
+        config = derive_config(RUNNER_TEMPLATE, seed=1, num_chunk=5, acceleration={"overlap_decode": choice})
+        files.append(derive_config(config, output=tmp_path / f"{choice}.mp4").setup().run())
+    records = [json.loads(file.with_suffix(".json").read_text()) for file in files]
+    assert records[0]["output"]["frames"] == records[1]["output"]["frames"] > 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert all(records[0]["timings"][f"{phase}_fps"] > 0 for phase in ("dit", "decode", "commit"))
 
 
 @ci_cpu

@@ -15,7 +15,7 @@ import torch
 
 from flashdreams.acceleration.apply import compile_and_keep, parts_to_compile, wanted
 from flashdreams.acceleration.artifacts import Artifacts
-from flashdreams.acceleration.blank import blank_conditions, blank_control
+from flashdreams.acceleration.blank import blank_conditions, blank_control, blank_layout
 from flashdreams.acceleration.channels_last import channels_last
 from flashdreams.acceleration.compile import Region
 from flashdreams.acceleration.kv_dtype import store_kv_as
@@ -25,7 +25,6 @@ from flashdreams.core.checkpoint.sources import ZEROS
 from flashdreams.core.notices import say_once
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import ModuleConfig, PipelineConfig
-from flashdreams.infra.layout import Layout
 from flashdreams.infra.load import with_checkpoints_from
 from flashdreams.infra.loading import build_on_meta, expert_configs
 from flashdreams.infra.pipeline import StreamInferencePipeline
@@ -92,16 +91,14 @@ class Ahead:
                 region.dry = True
             prewarm(stand_in, lambda: self._start(stand_in), chunks)
         except Exception as error:
+            if any(region.broken for region in self.regions):  # which is said already, or nobody wants to know
+                return
             self.regions = []
             say_once(f"nothing was compiled while the weights were read: {type(error).__name__}: {str(error)[:200]}")
 
     def _start(self, stand_in: StreamInferencePipeline) -> Rollout:
         config, request = stand_in.config, self._request
-        compression = stand_in.decoder.spatial_compression if stand_in.decoder else 1
-        height, width = request["height"] // compression, request["width"] // compression
-        frames = None if request["num_frames"] is None else config.latent_frames(request["num_frames"])
-        channels = stand_in.diffusion_model.transformer.latent_channels
-        layout = Layout(1, channels, height, width, config.plan(latent_frames=frames))
+        layout = blank_layout(stand_in, **request)
         control = blank_control(config, layout)
         rollout = stand_in.rollout(
             conditions=blank_conditions(config, layout, stand_in.device),
@@ -128,15 +125,14 @@ def begin(
     """
     model = config.diffusion_model
     plain = acceleration.offload == "none" and acceleration.quantize == "none" and not model.swap_experts
-    if not plain or not _reads_weights(config):
-        return None
-    if not any(wanted(choice, torch.device(device)) for choice in (acceleration.compile, acceleration.compile_decoder)):
+    choices = acceleration.compile, acceleration.compile_decoder
+    if not plain or not any(wanted(choice, torch.device(device)) for choice in choices):
         return None
     try:
-        stand_in = _stand_in(config, device)
+        stand_in = _stand_in(config, device) if _reads_weights(config) else None
     except Exception:  # what is wrong shows, and is said, when the model itself is made
         return None
-    if not parts_to_compile(stand_in, acceleration):
+    if stand_in is None or not parts_to_compile(stand_in, acceleration):
         return None
     artifacts = Artifacts.of(config, stand_in.device) if acceleration.reuse_compiled else None
     size = height or config.height, width or config.width

@@ -11,8 +11,17 @@ from torch import Tensor
 from flashdreams.core.controls import Control, Frame, Intrinsics, Pose
 from flashdreams.infra.config import PipelineConfig
 from flashdreams.infra.layout import Layout
+from flashdreams.infra.pipeline import StreamInferencePipeline
 
 _IDENTITY = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+
+
+def blank_layout(pipeline: StreamInferencePipeline, height: int, width: int, num_frames: int | None = None) -> Layout:
+    """Of one sample from text; ``num_frames``: the length of a model that makes one chunk."""
+    config, compression = pipeline.config, pipeline.decoder.spatial_compression if pipeline.decoder else 1
+    plan = config.plan(latent_frames=None if num_frames is None else config.latent_frames(num_frames))
+    channels = pipeline.diffusion_model.transformer.latent_channels
+    return Layout(1, channels, height // compression, width // compression, plan)
 
 
 def blank_conditions(config: PipelineConfig, layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
@@ -30,8 +39,8 @@ def blank_conditions(config: PipelineConfig, layout: Layout, device: torch.devic
         step = config.decoder.temporal_compression if config.decoder else 1
         slots["image_latent"] = make(layout.channels, frames, layout.height, layout.width)
         slots["image_mask"] = make(step, frames, layout.height, layout.width)
-    if config.image_encoder is not None:
-        network: Any = transformer.network
+    network: Any = transformer.network
+    if getattr(network, "image_dim", None) is not None:
         slots["image_embed"] = make(network.image_tokens, network.image_dim)
     return slots
 

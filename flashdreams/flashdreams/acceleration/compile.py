@@ -36,7 +36,8 @@ class Region:
         self.broken = False
         """Whether the compiler gave up on this kind, which then runs as it is."""
         self.dry = False
-        """Whether what is compiled from now on is not run as long as this holds: it returns memory as it comes."""
+        """Whether what is compiled from now on is not run as long as this holds: it returns memory as it comes. What
+        cannot be compiled is an error then."""
         self._paused = 0
         self._eager: Any = kind.forward
         self._backend = backend
@@ -90,7 +91,7 @@ class Region:
 
     def _call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._paused or self.broken:
-            return self._eager(module, *args, **kwargs)
+            return self._as_it_is(module, args, kwargs)
         args = tuple(_laid_out(value) if isinstance(value, Tensor) else value for value in args)
         if not _allowed.get():
             _allow(SHAPES)
@@ -100,7 +101,12 @@ class Region:
             self.broken = True
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             say_once(f"{self.kind.__name__} cannot be compiled here and runs uncompiled: {reason.strip()[:200]}")
-            return self._eager(module, *args, **kwargs)
+            return self._as_it_is(module, args, kwargs)
+
+    def _as_it_is(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.broken and self.dry:
+            raise RuntimeError(f"{self.kind.__name__} is not compiled, and nobody waits for what it makes")
+        return self._eager(module, *args, **kwargs)
 
 
 def compile_modules(

@@ -60,8 +60,10 @@ class CudaOrder:
     def beside(self, moment: torch.cuda.Event) -> Generator[None]:
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             self.stream.wait_event(moment)
-            yield
-            self.stream.synchronize()
+            try:
+                yield
+            finally:  # after an error too: what is read must not be given away before
+                self.stream.synchronize()
 
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()

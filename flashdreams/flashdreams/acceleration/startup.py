@@ -95,8 +95,7 @@ def _start(config: RunnerConfig, folder: Path, name: str) -> Start:
 
 def first_frame(request: str) -> None:
     """What the measured process does; prints when, as JSON."""
-    import torch
-
+    from flashdreams.acceleration.blank import blank_conditions, blank_layout
     from flashdreams.infra.load import load_pipeline
 
     config: RunnerConfig = pickle.loads(Path(request).read_bytes())
@@ -109,9 +108,8 @@ def first_frame(request: str) -> None:
     transformer = config.pipeline.diffusion_model.transformer
     conditions = None
     if transformer.takes_text and config.pipeline.text_encoder is None:
-        length, width = transformer.text_shape
-        text = torch.zeros(1, length or 1, width or 1)
-        conditions = {"text": text, "negative_text": text}
+        layout = blank_layout(pipeline, config.pipeline.height, config.pipeline.width)
+        conditions = blank_conditions(config.pipeline, layout, pipeline.device)
 
     def start(num_chunk: int | None = None) -> Any:
         return pipeline.rollout(

@@ -11,23 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-_FILLS = frozenset(
-    f"{name}_"
-    for name in (
-        "normal",
-        "uniform",
-        "random",
-        "exponential",
-        "fill",
-        "zero",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "clamp",
-        "erfinv",
-    )
-)
+_FILLS = {
+    "normal_", "uniform_", "random_", "exponential_", "fill_", "zero_", "add_", "sub_", "mul_", "div_", "clamp_",
+    "erfinv_",
+}  # fmt: skip
+"""Methods that give values and keep the shape."""
 
 
 @contextmanager
