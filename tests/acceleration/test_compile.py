@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from flashdreams.acceleration.apply import apply, wanted
+from flashdreams.acceleration.apply import apply, compile_and_keep, wanted
 from flashdreams.acceleration.channels_last import channels_last
 from flashdreams.acceleration.compile import Region, compile_modules
 from flashdreams.core import notices
@@ -230,3 +231,23 @@ def test_what_runs_dry_has_the_layout_of_what_it_stands_for_and_writes_nothing()
     assert torch.equal(wet[0], torch.full((3, 2), 2.0))
     for got, want in zip(dry, wet, strict=True):
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_processor_is_probed_beside_what_comes_next_for_code_that_runs_on_it(monkeypatch, device):
+    from torch._inductor import cpu_vec_isa
+
+    begun, answer, threads = threading.Event(), threading.Event(), []
+
+    def slow_probe():
+        threads.append(threading.current_thread())
+        begun.set()
+        answer.wait(60)
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", slow_probe)
+    regions, _ = compile_and_keep([Small().to(device)], None)  # waits for no answer
+    assert len(regions) == 1 and begun.wait(60 if device == "cpu" else 0) == (device == "cpu")
+    answer.set()
+    for thread in threads:
+        assert thread is not threading.current_thread()
+        thread.join(60)

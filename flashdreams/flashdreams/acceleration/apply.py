@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flashdreams.acceleration import cuda_graph
+from flashdreams.acceleration import cuda_graph, native
 from flashdreams.acceleration.approximations import approximations
 from flashdreams.acceleration.artifacts import Artifacts, writable_compiler_folder
 from flashdreams.acceleration.channels_last import channels_last
@@ -135,6 +135,8 @@ def compile_and_keep(modules: list[nn.Module], artifacts: Artifacts | None) -> t
     """Compile ``modules``; what was kept of an earlier run is taken up. Returns how many entries that were too."""
     writable_compiler_folder()
     entries = 0 if artifacts is None else artifacts.load()
+    if any(parameter.device.type == "cpu" for parameter in modules[0].parameters()):
+        native.probe_processor()
     return compile_modules(modules), entries
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,18 @@ def restore(files: Mapping[str, bytes]) -> None:
             stream.write(content)
         os.chmod(partial, 0o755)
         os.replace(partial, path)
+
+
+def probe_processor() -> threading.Thread:
+    """Let the compiler find out which vector instructions there are while it traces: it builds a library for them and
+    loads it in a process of its own, which takes seconds, or half of one where the library was put back before."""
+    # all that the thread imports: two threads that import modules which import each other may get half of one
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401
+    from torch.utils import _filelock  # noqa: F401
+
+    thread = threading.Thread(target=cpu_vec_isa.valid_vec_isa_list, name="probe-processor", daemon=True)
+    thread.start()
+    return thread
 
 
 def _loaded_keys() -> Iterator[str]:
