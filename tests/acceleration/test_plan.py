@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from flashdreams.acceleration.counting import counting
 from flashdreams.acceleration.devices import DEVICES, this_cpu
+from flashdreams.acceleration.meta_memo import MetaMemo
 from flashdreams.acceleration.plan import plan_model
 from flashdreams.config import derive_config
 from flashdreams.core.attention import attention
@@ -114,6 +115,48 @@ def test_devices_fall_back_to_a_wider_format():
     assert cpu.rate("float32") > 1e9 and cpu.memory > 0.1
 
 
-def test_a_model_whose_work_depends_on_what_it_sees_says_so():
-    with pytest.raises(UserError, match="flashvsr-x4 cannot be planned: its work depends on what it sees"):
-        dispatch(["plan", "flashvsr-x4"])
+def test_a_model_whose_work_depends_on_what_it_sees_says_so(monkeypatch):
+    pipeline = template_pipeline()
+    monkeypatch.setattr(type(pipeline.decoder), "decode", lambda self, latent, cache, input: latent[latent > 0])
+    with pytest.raises(ValueError, match="cannot be planned: its work depends on what it sees"):
+        plan_model(pipeline.config)
+
+
+@pytest.mark.parametrize("slug", ["tiny-world", "self-forcing-t2v-1.3b-taehv"])
+def test_what_is_remembered_of_operations_changes_no_figure(monkeypatch, slug):
+    two = {"transformer": {"network": {"num_layers": 2}}}
+    config = derive_config(get_runner(slug).pipeline, diffusion_model=two, decoder={"checkpoint_path": "random:0"})
+    remembered = plan_model(config, height=128, width=128)
+    monkeypatch.setattr(MetaMemo, "__call__", lambda self, func, args, kwargs: func(*args, **kwargs))
+    assert plan_model(config, height=128, width=128) == remembered
+
+
+def test_what_is_remembered_of_an_operation_is_what_it_gives():
+    """Twice each: the second time it is not called."""
+    x, y = torch.zeros(2, 3, 4, device="meta"), torch.zeros(4, dtype=torch.bfloat16, device="meta")
+    calls = [
+        lambda: x + y, lambda: x * 2, lambda: x * 2.5, lambda: x.int() * 2, lambda: x.int() * 2.5, lambda: x > 1,
+        lambda: x.transpose(0, 2), lambda: x.transpose(0, 2) + 1, lambda: x[:, 1:], lambda: x[:, 1:][:, :, 2:],
+        lambda: x.expand(5, 2, 3, 4), lambda: x.sum(1, keepdim=True), lambda: x.max(1), lambda: x.to(torch.float64),
+        lambda: x.split(2, 2), lambda: torch.cat([x, x], 1), lambda: x.clone().add_(1), lambda: x.new_zeros(3),
+        lambda: x.permute(2, 0, 1).contiguous(), lambda: x.view(torch.int32), lambda: x.half().float(),
+        lambda: torch.nn.functional.layer_norm(x, (4,)), lambda: x.unbind(1), lambda: torch.complex(x, x),
+        lambda: torch.view_as_real(torch.complex(x, x)), lambda: torch.complex(x, x).conj() * 2,
+        lambda: torch.einsum("abc,dbc->ad", x, x), lambda: x @ x.new_zeros(4, 5),
+    ]  # fmt: skip
+    facts = [
+        [(part.shape, part.stride(), part.storage_offset(), part.dtype, part.is_conj()) for part in _parts(call())]
+        for call in calls
+    ]
+    with counting():
+        for call, known in zip(calls * 2, facts * 2, strict=True):
+            got = call()
+            assert [(p.shape, p.stride(), p.storage_offset(), p.dtype, p.is_conj()) for p in _parts(got)] == known
+        base = x.clone()
+        for _ in range(2):
+            assert base[:, 1:].untyped_storage()._cdata == base.untyped_storage()._cdata, "a view is of what it views"
+            assert base.add_(1) is base
+
+
+def _parts(made):
+    return [made] if isinstance(made, torch.Tensor) else list(made)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from flashdreams.acceleration.meta_memo import MetaMemo
 from flashdreams.core.attention.backends import BACKENDS
 
 
@@ -28,6 +29,7 @@ class WorkCounter(TorchDispatchMode):
         super().__init__()
         self.flops: Counter[str] = Counter()
         self.peak = self._live = 0
+        self._call = MetaMemo()
         self._storages: dict[StorageWeakRef, int] = {}
         tensors = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
         self._foreign = {StorageWeakRef(tensor.untyped_storage()) for tensor in tensors}
@@ -35,8 +37,7 @@ class WorkCounter(TorchDispatchMode):
     @property
     def live(self) -> int:
         """Bytes of the tensors made so far that are still there."""
-        for ref in [ref for ref in self._storages if ref.expired()]:
-            self._live -= self._storages.pop(ref)
+        self._forget(until=0)
         return self._live
 
     def reset(self) -> None:
@@ -50,7 +51,7 @@ class WorkCounter(TorchDispatchMode):
         if counted is None and _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        made = func(*args, **kwargs)
+        made = self._call(func, args, kwargs)
         if counted is not None:
             kind = "convolution" if "convolution" in func._overloadpacket.__name__ else "linear"
             self.flops[kind] += counted(*args, **kwargs, out_val=made)
@@ -66,7 +67,8 @@ class WorkCounter(TorchDispatchMode):
         return made
 
     def _track(self, made: Any) -> None:
-        """Add new storages. Those that are gone are only looked for where the peak is in question."""
+        """Add new storages. Those that are gone are only looked for where the peak is in question, and no further than
+        until it is not."""
         for tensor in tree_leaves(made):
             if not isinstance(tensor, Tensor) or not tensor.is_meta:
                 continue
@@ -75,7 +77,16 @@ class WorkCounter(TorchDispatchMode):
                 self._storages[ref] = tensor.untyped_storage().nbytes()
                 self._live += self._storages[ref]
         if self._live > self.peak:
-            self.peak = max(self.peak, self.live)
+            self._forget(until=self.peak)
+            self.peak = max(self.peak, self._live)
+
+    def _forget(self, until: int) -> None:
+        """Drop storages that are gone, the youngest first, as most that go are young."""
+        for ref in list(reversed(self._storages)):
+            if self._live <= until:
+                break
+            if ref.expired():
+                self._live -= self._storages.pop(ref)
 
 
 @cache

@@ -46,8 +46,12 @@ class SparseSelfAttention(SelfAttention):
         k, v = cache.read(context.visible)
         grid = context.shape[1] // self.window[1], context.shape[2] // self.window[2]
         tokens = math.prod(self.window)
-        mask = select_windows(q, k, grid, tokens, budget(grid, self.window, self.sparse_ratio), self.local_range)
-        y = block_sparse_attention(q, k, v, mask, block_q=tokens, block_k=tokens, backend=self.sparse_backend)
+        topk = budget(grid, self.window, self.sparse_ratio)
+        mask = select_windows(q, k, grid, tokens, topk, self.local_range)
+        y = block_sparse_attention(
+            q, k, v, mask, block_q=tokens, block_k=tokens, backend=self.sparse_backend,
+            selected=mask.shape[2] // math.prod(grid) * min(topk, math.prod(grid) * mask.shape[3] - 1),
+        )  # fmt: skip
         return self.o(out_of_windows(y, context.shape, self.window).flatten(-2))
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from flashdreams.core.attention.backends import error_limit
+from flashdreams.core.attention.backends import BACKENDS, error_limit
 from flashdreams.core.attention.block_sparse_backends import BLOCK_SPARSE_BACKENDS, dense
 from flashdreams.core.attention.block_sparse_choice import Use, choose, lacks
 from flashdreams.core.notices import say_once
@@ -23,6 +23,7 @@ def block_sparse_attention(
     block_k: int = 128,
     scale: float | None = None,
     backend: str = "auto",
+    selected: int | None = None,
 ) -> Tensor:
     """Softmax attention of ``q [B, L, H, D]`` over the selected blocks of ``k, v [B, S, H, D]``; ``[B, L, H, D]``.
 
@@ -38,14 +39,20 @@ def block_sparse_attention(
             optional package of that name: CUDA, half precision, blocks of 128), ``"flex"`` (FlexAttention, compiled),
             ``"gather"`` (ordinary attention over copies of the selected keys, row by row; quickest on a CPU),
             ``"flex_eager"`` and ``"dense"`` (references, as large as the whole matrix of scores).
+        selected: how many pairs of blocks the mask selects for each batch entry and head, where that is known without
+            looking. It changes no result: it is what work is counted by on the meta device, which has no masks to look
+            at; without it, every pair.
 
     Raises:
         ValueError: shapes do not fit, or the named backend cannot work here; says what it lacks.
     """
     _check(q, k, v, block_mask, block_q, block_k)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if q.is_meta:
+        keys = k.shape[1] if selected is None else min(k.shape[1], round(selected * block_k / block_mask.shape[2]))
+        return BACKENDS["sdpa"](q, k[:, :keys], v[:, :keys], None, scale)
     grad = q.requires_grad or k.requires_grad or v.requires_grad
     name = _backend(backend, q.device.type, q.dtype, block_q, block_k, q.shape[-1], grad)
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return BLOCK_SPARSE_BACKENDS[name](q, k, v, block_mask, (block_q, block_k), scale)
 
 
