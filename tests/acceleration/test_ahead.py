@@ -22,6 +22,7 @@ from flashdreams.infra import loading
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.plugins.registry import get_runner
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
+from flashdreams.recipes.wan.vae_config import WanVAEConfig
 from member import shrunk
 from mini_wan import RUNNER as MINI
 
@@ -258,6 +259,8 @@ def seeded(config):
     parts = {name: SEED for name in ("decoder", "encoder", "image_encoder") if getattr(config, name) is not None}
     high = {index: {"transformer": SEED} for index in range(len(config.diffusion_model.high_noise))}
     model = {"transformer": SEED, "swap_experts": False, **({"high_noise": high} if high else {})}
+    if isinstance(config.decoder, WanVAEConfig):
+        parts["decoder"] = SEED | {"dim": 8}
     return derive_config(config, **parts, text_encoder=None, diffusion_model=model)
 
 
