@@ -143,6 +143,7 @@ def test_what_is_remembered_of_an_operation_is_what_it_gives():
         lambda: torch.nn.functional.layer_norm(x, (4,)), lambda: x.unbind(1), lambda: torch.complex(x, x),
         lambda: torch.view_as_real(torch.complex(x, x)), lambda: torch.complex(x, x).conj() * 2,
         lambda: torch.einsum("abc,dbc->ad", x, x), lambda: x @ x.new_zeros(4, 5),
+        lambda: x.clone().unsqueeze_(0), lambda: x.clone().transpose_(0, 1), lambda: x.clone().resize_(2, 2),
     ]  # fmt: skip
     facts = [
         [(part.shape, part.stride(), part.storage_offset(), part.dtype, part.is_conj()) for part in _parts(call())]

@@ -34,7 +34,8 @@ class MetaMemo:
             return again(args)
         made = func(*args, **kwargs)
         recipe = _RECIPES[kind](made, args)
-        if recipe is not None:
+        reshaped = _key((*args, *kwargs.items())) != key  # in place, as unsqueeze_ does
+        if recipe is not None and not reshaped:
             self._known[func, key] = recipe
         return made
 
