@@ -246,8 +246,27 @@ def test_the_processor_is_probed_beside_what_comes_next_for_code_that_runs_on_it
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", slow_probe)
     regions, _ = compile_and_keep([Small().to(device)], None)  # waits for no answer
-    assert len(regions) == 1 and begun.wait(60 if device == "cpu" else 0) == (device == "cpu")
+    assert len(regions) == 1 and begun.wait(60 if device == "cpu" else 1) == (device == "cpu")
     answer.set()
     for thread in threads:
         assert thread is not threading.current_thread()
         thread.join(60)
+
+
+def test_a_probe_that_fails_is_left_to_the_compiler_to_say(monkeypatch):
+    from torch._inductor import cpu_vec_isa
+
+    asked, loud = threading.Event(), []
+
+    def no_compiler():
+        asked.set()
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", no_compiler)
+    monkeypatch.setattr(threading, "excepthook", loud.append)
+    before = set(threading.enumerate())
+    compile_and_keep([Small()], None)
+    assert asked.wait(60)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert not loud

@@ -16,6 +16,7 @@ from flashdreams.config import derive_config
 from flashdreams.core.attention import attention
 from flashdreams.infra.errors import UserError
 from flashdreams.plugins.registry import get_runner
+from flashdreams.scripts import plan as plan_command
 from flashdreams.scripts.main import dispatch
 from template_model import template_pipeline
 
@@ -96,6 +97,14 @@ def test_the_command_says_it_in_numbers(capsys):
     assert facts["height"] == 256 and facts["fits"] and facts["total_flops"] > 0
 
 
+def test_of_all_models_one_that_cannot_be_planned_is_named_and_the_others_are(monkeypatch, capsys):
+    monkeypatch.setattr(plan_command, "discover_runners", lambda: ["wan21-t2v-1.3b", "tiny-world"])
+    assert dispatch(["plan", "--all", "--height", "128", "--width", "128", "--num-frames", "5"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("wan21-t2v-1.3b") and len(told.out.splitlines()) == 1
+    assert told.err.startswith("tiny-world") and "goes on without end" in told.err
+
+
 def test_mistakes_are_said(capsys):
     for words, message in (
         (["tiny-world", "--device", "h900"], "expected one of a100"),
@@ -118,7 +127,7 @@ def test_devices_fall_back_to_a_wider_format():
 def test_a_model_whose_work_depends_on_what_it_sees_says_so(monkeypatch):
     pipeline = template_pipeline()
     monkeypatch.setattr(type(pipeline.decoder), "decode", lambda self, latent, cache, input: latent[latent > 0])
-    with pytest.raises(ValueError, match="cannot be planned: its work depends on what it sees"):
+    with pytest.raises(ValueError, match="cannot be planned: the work depends on what the model sees"):
         plan_model(pipeline.config)
 
 

@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,21 @@ def restore(files: Mapping[str, bytes]) -> None:
         os.replace(partial, path)
 
 
-def probe_processor() -> threading.Thread:
+def probe_processor() -> None:
     """Let the compiler find out which vector instructions there are while it traces: it builds a library for them and
-    loads it in a process of its own, which takes seconds, or half of one where the library was put back before."""
-    # all that the thread imports: two threads that import modules which import each other may get half of one
-    from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401
-    from torch.utils import _filelock  # noqa: F401
+    loads it in a process of its own, which takes seconds, or half of one where the library was put back before. What
+    fails here, or is elsewhere in this version of PyTorch, the compiler meets and says itself."""
+    try:  # all that the thread imports: two threads that import modules which import each other may get half of one
+        from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401
+        from torch.utils import _filelock  # noqa: F401
+    except ImportError:
+        return
 
-    thread = threading.Thread(target=cpu_vec_isa.valid_vec_isa_list, name="probe-processor", daemon=True)
-    thread.start()
-    return thread
+    def probe() -> None:
+        with suppress(Exception):
+            cpu_vec_isa.valid_vec_isa_list()
+
+    threading.Thread(target=probe, name="probe-processor", daemon=True).start()
 
 
 def _loaded_keys() -> Iterator[str]:

@@ -125,10 +125,8 @@ def plan_model(
             try:
                 run.roll()
             except NotImplementedError as error:  # what the meta device says where values decide
-                reason = str(error).partition(".")[0][:120]
-                raise ValueError(
-                    f"{config.name} cannot be planned: its work depends on what it sees ({reason})"
-                ) from None
+                reason = str(error).partition(". ")[0][:120]
+                raise ValueError(f"cannot be planned: the work depends on what the model sees ({reason})") from None
     blocks, offloaded = _offload(experts, model.swap_experts)
     return ModelPlan(
         name=config.name, height=height, width=width, frames=run.frames, latent_frames=run.latent_frames,

@@ -43,7 +43,7 @@ def main(words: Sequence[str], program: str) -> int:
         except UserError as error:
             if not options.all:
                 raise
-            print(error, file=sys.stderr, flush=True)
+            print(f"{slug:34} {error}", file=sys.stderr, flush=True)
             continue
         plans.append(plan)
         if options.all and not options.json:
