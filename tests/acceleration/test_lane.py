@@ -228,11 +228,15 @@ def test_an_error_of_the_commit_is_told_after_the_chunk(monkeypatch, error):
 def test_on_a_gpu_the_work_waits_for_what_was_asked_for_before_it_and_is_done_at_its_end():
     """The order of events, recorded by a stand-in for the device."""
     log: list[str] = []
+    lent: list[list[int]] = []
 
     class Order:
         def mark(self):
             log.append(f"mark in {threading.current_thread().name.partition('_')[0]}")
             return len(log)
+
+        def lend(self, tensors):
+            lent.append([id(tensor) for tensor in tensors])
 
         @contextmanager
         def beside(self, moment):
@@ -247,8 +251,11 @@ def test_on_a_gpu_the_work_waits_for_what_was_asked_for_before_it_and_is_done_at
     pipeline.decode_lane = DecodeLane(torch.device("cpu"), Order())
     decode = pipeline.decoder.decode
     pipeline.decoder.decode = lambda *args: log.append("decode") or decode(*args)
-    chunk = next(pipeline.rollout("a red circle", num_chunk=1))
+    rollout = pipeline.rollout("a red circle", num_chunk=1)
+    state = rollout.cache.decoder.last = torch.zeros(1)
+    chunk = next(rollout)
     assert len(chunk.frames)
+    assert {id(chunk.latent), id(state)} <= set(lent[0])
     assert log == [
         "mark in MainThread", "mark in MainThread",  # the steps' time
         "mark in MainThread", "wait for 3",  # the latent
@@ -257,20 +264,22 @@ def test_on_a_gpu_the_work_waits_for_what_was_asked_for_before_it_and_is_done_at
 
 
 @ci_cpu
-def test_what_is_read_is_held_until_it_is_decoded(monkeypatch):
-    """Its memory would be given to new work of the caller's stream otherwise."""
-    lane, held, go = DecodeLane(torch.device("cpu")), torch.zeros(3), threading.Event()
-    watched = weakref.ref(held)
+@pytest.mark.parametrize("make", [template_pipeline, lambda: beside(template_pipeline())], ids=["in turn", "beside"])
+def test_a_state_that_the_decoder_replaces_is_gone(make):
+    """Held until the chunk is decoded, a decoder's states would take their memory twice."""
+    pipeline = make()
+    rollout = pipeline.rollout("a red circle", num_chunk=2)
+    rollout.cache.decoder.last = torch.zeros(3)
+    watched, alive, decode = weakref.ref(rollout.cache.decoder.last), [], pipeline.decoder.decode
 
-    def work():
-        assert go.wait(60)
-        return Decoded(torch.zeros(1), torch.zeros(1))
+    def replacing(latent, cache, input):
+        cache.last = torch.ones(3)
+        alive.append(watched() is not None)
+        return decode(latent, cache, input)
 
-    promise = lane.start(work, [held])
-    del held
-    assert watched() is not None
-    go.set()
-    promise.result()
+    pipeline.decoder.decode = replacing
+    assert len(list(rollout)) == 2
+    assert alive == [False, False]
 
 
 @ci_cpu

@@ -6,6 +6,9 @@ import json
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from flashdreams.acceleration.counting import counting
@@ -16,8 +19,10 @@ from flashdreams.config import derive_config
 from flashdreams.core.attention import attention
 from flashdreams.infra.errors import UserError
 from flashdreams.plugins.registry import get_runner
+from flashdreams.recipes.wan.vae_config import WanVAEConfig
 from flashdreams.scripts import plan as plan_command
 from flashdreams.scripts.main import dispatch
+from mini_wan import RUNNER as MINI
 from template_model import template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
@@ -77,6 +82,43 @@ def test_live_and_peak_bytes_are_those_of_the_tensors():
         assert counter.flops["attention"] == 4 * 6 * 6 * 2 * 16
     real = torch.randn(1, 6, 2, 16)
     assert attention(real, real, real).is_cpu, "the backends are back in their places"
+
+
+class RealPeak(TorchDispatchMode):
+    """The most bytes that tensors made while it is active take at once, on the CPU: the slow obvious way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self._made = 0, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self._made[StorageWeakRef(storage)] = storage.nbytes()
+        self._made = {ref: size for ref, size in self._made.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._made.values()))
+        return made
+
+
+def test_the_memory_of_a_rollout_is_what_was_planned():
+    """What a rollout holds longer than it must, such as states that its decoder has replaced, would show here."""
+    transformer = {"window_size_t": 4, "len_t": 2}
+    config = derive_config(
+        MINI.pipeline, decoder=WanVAEConfig(dim=16), encoder=None, diffusion_model={"transformer": transformer},
+        height=64, width=96,
+    )  # fmt: skip
+    pipeline = config.setup()
+    plan = plan_model(pipeline.config)
+    with RealPeak() as real:
+        rollout = pipeline.rollout("a", num_chunk=None)
+        for _ in range(2):
+            next(rollout)
+        real.peak = 0
+        while rollout.cache.experts[0].start < 4:
+            next(rollout)
+    assert real.peak == pytest.approx(plan.peak - plan.weights, rel=0.05)
 
 
 def test_a_two_expert_model_on_one_device_holds_one_expert():

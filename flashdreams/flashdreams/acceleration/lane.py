@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
-from flashdreams.infra.chunk import Decoded
+from flashdreams.infra.chunk import Decoded, tensors_in
 
 
 class Order(Protocol):
@@ -18,6 +18,11 @@ class Order(Protocol):
 
     def mark(self) -> Any:
         """The moment when all that the calling thread asked for so far is done."""
+        ...
+
+    def lend(self, tensors: Sequence[torch.Tensor]) -> None:
+        """See to it that their memory is not given to other work while what runs :meth:`beside` still reads it, even
+        where nobody holds them any more."""
         ...
 
     def beside(self, moment: Any) -> Any:
@@ -35,6 +40,9 @@ class HostOrder:
 
     def mark(self) -> float:
         return time.perf_counter()
+
+    def lend(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Who reads a tensor here holds it."""
 
     @contextmanager
     def beside(self, moment: float) -> Generator[None]:
@@ -56,6 +64,11 @@ class CudaOrder:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
+    def lend(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self.stream)
+
     @contextmanager
     def beside(self, moment: torch.cuda.Event) -> Generator[None]:
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -74,8 +87,8 @@ class DecodeLane:
     """A :class:`~flashdreams.infra.chunk.Lane`: one chunk after the other, in a thread.
 
     Memory: what is read was allocated on the caller's stream, and would be free for new work of it as soon as nobody
-    holds it, though this one still reads. So it is held until the work is done. What the thread allocates belongs to
-    its own stream.
+    holds it, though this one still reads. So it is lent to this stream. It is not held: a decoder replaces its states
+    as it goes, and would need room for them twice. What the thread allocates belongs to its own stream.
     """
 
     def __init__(self, device: torch.device, order: Order | None = None) -> None:
@@ -84,7 +97,8 @@ class DecodeLane:
         self._pool = ThreadPoolExecutor(1, "decode", lambda: torch.set_num_threads(threads))
 
     def start(self, work: Callable[[], Decoded], reads: Any) -> Future[Decoded]:
-        return self._pool.submit(self._run, work, self._order.mark(), reads)
+        self._order.lend(tensors_in(reads))
+        return self._pool.submit(self._run, work, self._order.mark())
 
     def now(self) -> Any:
         return self._order.mark()
@@ -92,7 +106,7 @@ class DecodeLane:
     def seconds(self, begin: Any, end: Any) -> float:
         return self._order.seconds(begin, end)
 
-    def _run(self, work: Callable[[], Decoded], moment: Any, reads: Any) -> Decoded:
+    def _run(self, work: Callable[[], Decoded], moment: Any) -> Decoded:
         try:
             with torch.no_grad(), self._order.beside(moment):
                 return work()

@@ -72,7 +72,8 @@ class Lane(Protocol):
 
     def start(self, work: Callable[[], Decoded], reads: Any) -> Promised:
         """Do ``work`` once the device has done all that it was asked for so far, beside all that it is asked for from
-        now on. ``reads`` are the tensors it reads; they are kept as long."""
+        now on. ``reads`` holds, at any depth, the tensors that it reads: their memory is not given to other work
+        meanwhile, though ``work`` may let go of them."""
         ...
 
     def now(self) -> Any:

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import torch
 
 from flashdreams.config import InstantiateConfig, derive_config, import_object, nested_configs
+from flashdreams.core.notices import say_once
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import DType, PipelineConfig
 from flashdreams.infra.errors import UserError
+from flashdreams.infra.number_formats import slow_formats
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.plugins.registry import get_runner
 
@@ -74,6 +76,8 @@ def compile_ahead(
         request: ``height``, ``width`` and ``num_frames`` of the rollouts to come; the model's own by default.
     """
     acceleration.validate()
+    if slow := slow_formats(config, device):
+        say_once(slow)
     ahead = import_object(acceleration.ahead)(config, acceleration, device, **request)
     try:
         yield ahead

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashdreams.core.controls import Control, ControlError, ControlSpec, ControlWriter
 from flashdreams.core.lengths import chunks_for
 from flashdreams.infra.cache import PipelineCache
-from flashdreams.infra.chunk import Chunk, Decoded, InTurn, Lane, Promised, tensors_in
+from flashdreams.infra.chunk import Chunk, Decoded, InTurn, Lane, Promised
 from flashdreams.infra.images import from_uint8, given_frames
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Rollout(Iterator[Chunk]):
                 seconds[phase] = self._lane.seconds(*moments)
             return Decoded(frames if self.batched else frames[0], latent.cpu())
 
-        return self._lane.start(work, (latent, input, tensors_in(cache.decoder)))
+        return self._lane.start(work, (latent, input, cache.decoder))
 
     def flush(self) -> None:
         """Commit the chunk handed out last, if that has not happened yet."""

@@ -32,6 +32,8 @@ def main(words: Sequence[str], program: str) -> int:
         options = parser.parse_args(list(words))
     except SystemExit:  # how argparse ends after a help page
         return 0
+    from flashdreams.infra.number_formats import slow_formats
+
     if options.all == bool(options.slug):
         raise UserError(f"name one model or give --all; `{program} --help` says more")
     device = _device(options.device)
@@ -52,6 +54,8 @@ def main(words: Sequence[str], program: str) -> int:
         print(json.dumps([_facts(plan, device) for plan in plans], indent=2))
     elif not options.all:
         print(_page(plans[0], device))
+        if slow := slow_formats(get_runner(options.slug).pipeline, options.device):
+            print(f"\nNote: {slow}")
     return 0
 
 
@@ -76,6 +80,10 @@ def _plan(slug: str, options: Any) -> Any:
         return plan_model(config, **size, acceleration=acceleration)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def _fps(rate: float) -> str:
+    return f"{rate:.2f} FPS" if rate >= 1 else f"{rate:.2g} FPS"
 
 
 def _seconds(plan: Any, device: Any) -> dict[str, float]:
@@ -136,8 +144,8 @@ def _page(plan: Any, device: Any) -> str:
         f"speed on {device.title}",
         columns([
             ("plays at", f"{plan.fps:.2f} FPS"),
-            ("at most", f"{facts['fps_at_the_full_rate']:.2f} FPS, every product at the full rate"),
-            ("expected", f"{facts['fps_expected']:.2f} FPS, {100 * SHARE:.0f} % of that, as well-tuned runtimes reach"),
+            ("at most", f"{_fps(facts['fps_at_the_full_rate'])}, every product at the full rate"),
+            ("expected", f"{_fps(facts['fps_expected'])}, {100 * SHARE:.0f} % of that, as well-tuned runtimes reach"),
         ]),
     ]  # fmt: skip
     if not facts["fits"]:
