@@ -18,10 +18,13 @@ from flashdreams.acceleration.kv_dtype import store_kv_as
 from flashdreams.acceleration.offload import bytes_of
 from flashdreams.acceleration.quantize import Int8Linear, quantize
 from flashdreams.infra.acceleration_config import AccelerationConfig
+from flashdreams.infra.cache import RecentChunks
+from flashdreams.infra.chunk import tensors_in
 from flashdreams.infra.config import ModuleConfig, PipelineConfig
 from flashdreams.infra.layout import Layout
 from flashdreams.infra.load import with_checkpoints_from
 from flashdreams.infra.loading import build_on_meta, expert_configs
+from flashdreams.infra.rollout import levels_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class ModelPlan:
 
     ``flops`` by phase (``control``, ``denoise``, ``commit``, ``decode``) of one chunk, with all its steps; a step that
     commits too is ``commit+step``. ``kinds`` is the same by kind of work. Bytes: ``state`` is what a rollout keeps,
-    ``transient`` the most that a phase adds.
+    ``transient`` the most that there is beside it in a phase, the chunk itself and its controls included.
     """
 
     name: str
@@ -187,9 +190,11 @@ class _Run:
         latent = torch.zeros(self.layout.shape(chunk), device="meta")
         self.latent_frames = stop - start
         self.frames = self.config.decoder.frames(start, stop) if self.config.decoder else stop - start
-        self.state = self.counter.live
+        self.state = self.before = self.counter.live
         with self._phase("control", counted):
             input = self._input(start, stop, encoding)
+        if counted:
+            self.state += self._recent(chunk, latent, input)
         for index, (expert, cache) in enumerate(zip(self.experts, caches, strict=True)):
             fused = counted and self.fused
             if fused:
@@ -207,17 +212,26 @@ class _Run:
                     expert.commit(latent, self.timestep, cache, input)
         if self.decoder is not None:
             with self._phase("decode", counted):
-                self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), decoding, input)
+                levels_of(self.decoder.decode(latent.to(getattr(torch, self.decoder.config.dtype)), decoding, input))
+
+    def _recent(self, chunk: int, latent: Tensor, input: Any) -> int:
+        """Bytes of the latents and controls that a rollout keeps of its chunks before ``chunk``, each as large as
+        these."""
+        if not self.experts[0].can_recommit:
+            return 0
+        kept, span = RecentChunks.of(self.config.diffusion_model.transformer), self.layout.plan.span
+        for before in range(chunk):
+            kept.add(span(before)[0], latent[:, :, : span(before)[1] - span(before)[0]])
+        return len(kept.chunks) * sum(tensor.nbytes for tensor in tensors_in((latent, input)))
 
     @contextmanager
     def _phase(self, name: str, counted: bool, times: int = 1) -> Generator[None]:
         self.counter.reset()
-        before = self.counter.live
         yield
         if counted:
             self.flops[name] += times * sum(self.counter.flops.values())
             self.kinds.update({kind: times * flops for kind, flops in self.counter.flops.items()})
-            self.transient[name] = max(self.transient.get(name, 0), self.counter.peak - before)
+            self.transient[name] = max(self.transient.get(name, 0), self.counter.peak - self.before)
 
     def _input(self, start: int, stop: int, cache: Any) -> Any:
         """What the streaming encoder makes of controls like those it takes."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from flashdreams.core.noise import Noise
 from flashdreams.infra.layout import Layout
+
+if TYPE_CHECKING:
+    from flashdreams.infra.config import TransformerConfig
 
 
 @dataclass
@@ -23,6 +26,12 @@ class RecentChunks:
     """``None``: everything is kept."""
     chunks: dict[int, tuple[Tensor, Any]] = field(default_factory=dict)
     """Latent ``[B, C, T, H, W]`` and input by the chunk's first frame, counted from the start of the context."""
+
+    @classmethod
+    def of(cls, config: TransformerConfig) -> RecentChunks:
+        """None yet, for the window of this model."""
+        ring = None if config.window_size_t is None else config.window_size_t - config.sink_size_t
+        return cls(config.sink_size_t, ring)
 
     def add(self, start: int, latent: Tensor, input: Any = None) -> None:
         """Append a chunk and drop those that left the window."""

@@ -72,11 +72,7 @@ class DiffusionModel(nn.Module):
 
     def recent(self) -> dict[str, RecentChunks]:
         """Empty stores of recent chunks, by component; none for a model that has no use for them."""
-        if not self.transformer.can_recommit:
-            return {}
-        config = self.config.transformer
-        ring = None if config.window_size_t is None else config.window_size_t - config.sink_size_t
-        return {VIDEO: RecentChunks(config.sink_size_t, ring)}
+        return {VIDEO: RecentChunks.of(self.config.transformer)} if self.transformer.can_recommit else {}
 
     def set_conditions(self, cache: PipelineCache, conditions: Any) -> None:
         """Exchange the conditions of a rollout; the committed context stays."""

@@ -319,8 +319,13 @@ def record_controls(pipeline: StreamInferencePipeline, path: str | Path | None, 
 
 def to_uint8(video: Tensor) -> Tensor:
     """Video ``[B, 3, T, H, W]`` in [-1, 1] -> uint8 ``[B, T, H, W, 3]``, rounded, on the CPU."""
-    levels = video.float().clamp(-1, 1).add(1).mul(127.5).round()
-    return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
+    return levels_of(video).cpu()
+
+
+def levels_of(video: Tensor) -> Tensor:
+    """:func:`to_uint8` on the video's own device. One copy is made, which is worked on in place."""
+    levels = video.to(torch.float32, copy=True).clamp_(-1, 1).add_(1).mul_(127.5).round_()
+    return levels.to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous()
 
 
 def start_rollout(

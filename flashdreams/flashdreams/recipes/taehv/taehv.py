@@ -197,7 +197,7 @@ class TAEHV(VideoCodec):
         return torch.cat([run(self.encoder, piece, cache.encoder) for piece in pieces], dim=1).transpose(1, 2)
 
     def decode(self, latent: Tensor, cache: TAEHVCache, input: Any = None) -> Tensor:
-        return self.decode_unclamped(latent, cache).clamp(-1, 1)
+        return self.decode_unclamped(latent, cache).clamp_(-1, 1)
 
     def decode_unclamped(self, latent: Tensor, cache: TAEHVCache) -> Tensor:
         """:meth:`decode` before its clamp to [-1, 1].

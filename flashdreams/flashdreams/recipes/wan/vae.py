@@ -133,7 +133,7 @@ class WanVAE(VideoCodec):
 
     def decode(self, latent: Tensor, cache: WanVAECache, input: Any = None) -> Tensor:
         """Normalised latents ``[B, C, T, h, w]``, any number, -> video ``[B, 3, frames, H, W]`` in [-1, 1]."""
-        return self.decode_unclamped(latent, cache).clamp(-1, 1)
+        return self.decode_unclamped(latent, cache).clamp_(-1, 1)
 
     def decode_unclamped(self, latent: Tensor, cache: WanVAECache) -> Tensor:
         """:meth:`decode` before its clamp to [-1, 1].
