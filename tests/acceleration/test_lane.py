@@ -6,6 +6,7 @@ import json
 import threading
 import weakref
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -261,6 +262,16 @@ def test_on_a_gpu_the_work_waits_for_what_was_asked_for_before_it_and_is_done_at
         "mark in MainThread", "wait for 3",  # the latent
         "mark in decode", "decode", "mark in decode", "synchronize",
     ]  # fmt: skip
+
+
+@ci_cpu
+def test_what_lies_on_a_gpu_is_lent_to_the_stream_that_reads_it():
+    told: list[tuple[str, object]] = []
+    tensor = lambda name, on: SimpleNamespace(is_cuda=on, record_stream=lambda stream: told.append((name, stream)))  # noqa: E731
+    order = CudaOrder.__new__(CudaOrder)  # no GPU here to make a stream on
+    order.stream = "decode"
+    order.lend([tensor("state", True), tensor("timestep", False), tensor("latent", True)])
+    assert told == [("state", "decode"), ("latent", "decode")]
 
 
 @ci_cpu

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import imageio.v3 as imageio
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +16,7 @@ from flashdreams.infra.config import ExpertConfig
 from flashdreams.infra.load import load_pipeline
 from flashdreams.infra.number_formats import slow_formats
 from flashdreams.recipes.template.config import PIPELINE_TEMPLATE
+from flashdreams.scripts.run import run
 
 pytestmark = pytest.mark.ci_cpu
 TRANSFORMER = {"dtype": "bfloat16"}
@@ -61,6 +66,34 @@ def test_it_is_said_before_anything_is_loaded(monkeypatch, capsys):
     assert "--pipeline.decoder.dtype float32" in capsys.readouterr().err
 
 
-def test_pytorch_is_asked():
-    assert number_formats._supports("bf16") == torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert number_formats._supports("fp16") == torch.ops.mkldnn._is_mkldnn_fp16_supported()
+def test_it_is_said_of_a_run_that_begins_with_a_picture(monkeypatch, capsys, tmp_path):
+    notices.reset()
+    processor(monkeypatch, bf16=False, fp16=False)
+    picture = tmp_path / "first.png"
+    imageio.imwrite(picture, np.zeros((128, 128, 3), np.uint8))
+    words = ["tiny-world", "--dtype", "bfloat16", "--image", str(picture), "--num-chunk", "1", "--device", "cpu"]
+    assert run([*words, "--output", str(tmp_path / "out.mp4")], "flashdreams-run") == 0
+    assert capsys.readouterr().err.count(": --dtype float32") == 1
+
+
+@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_pytorch_is_asked(monkeypatch, name, answer):
+    known = {f"_is_mkldnn_{name}_supported": lambda: answer}
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**known))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert number_formats._supports(name) is answer
+
+
+def test_a_processor_of_which_pytorch_says_nothing_is_not_called_slow(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    assert number_formats._supports("bf16")
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert number_formats._supports("bf16")
+
+
+def test_this_pytorch_says_it():
+    """Else no processor is ever called slow."""
+    assert isinstance(torch.ops.mkldnn._is_mkldnn_bf16_supported(), bool)
+    assert isinstance(torch.ops.mkldnn._is_mkldnn_fp16_supported(), bool)

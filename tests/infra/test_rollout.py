@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashdreams.core.noise import GivenNoise, KeyedNoise
+from flashdreams.infra.rollout import to_uint8
 from template_model import template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
@@ -252,3 +253,15 @@ def test_an_unbounded_rollout_has_a_constant_state(rope):
             break
     assert len(sizes) == 1
     assert chunk.latent.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_frames_are_rounded_and_clamped_and_the_video_stays_as_it_is(dtype):
+    """The video may be what a decoder keeps or a graph writes to, and bytes are made in place."""
+    video = (torch.linspace(-1.5, 1.5, 3 * 2 * 4 * 5).reshape(1, 3, 2, 4, 5)).to(dtype)
+    before = video.clone()
+    frames = to_uint8(video)
+    assert torch.equal(video, before)
+    want = ((video.float().clamp(-1, 1) + 1) * 127.5).round().permute(0, 2, 3, 4, 1)
+    assert frames.dtype == torch.uint8 and torch.equal(frames.float(), want)
+    assert frames.min() == 0 and frames.max() == 255

@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import torch
 
 from flashdreams.config import InstantiateConfig, derive_config, import_object, nested_configs
-from flashdreams.core.notices import say_once
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.infra.config import DType, PipelineConfig
 from flashdreams.infra.errors import UserError
-from flashdreams.infra.number_formats import slow_formats
+from flashdreams.infra.number_formats import say_slow_formats
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.plugins.registry import get_runner
 
@@ -59,6 +58,7 @@ def load_pipeline(
         config = derive_config(config, diffusion_model=changes)
     acceleration = acceleration or AccelerationConfig()
     device = resolve_device(device)
+    say_slow_formats(config, device)
     with compile_ahead(config, acceleration, device) as ahead:
         pipeline = config.setup(device=device, home=acceleration.home)
         accelerate(pipeline, acceleration, ahead)
@@ -76,8 +76,6 @@ def compile_ahead(
         request: ``height``, ``width`` and ``num_frames`` of the rollouts to come; the model's own by default.
     """
     acceleration.validate()
-    if slow := slow_formats(config, device):
-        say_once(slow)
     ahead = import_object(acceleration.ahead)(config, acceleration, device, **request)
     try:
         yield ahead

@@ -7,6 +7,7 @@ from dataclasses import fields
 import torch
 
 from flashdreams.config import InstantiateConfig
+from flashdreams.core.notices import say_once
 
 
 def slow_formats(config: InstantiateConfig, device: str) -> str | None:
@@ -28,6 +29,12 @@ def slow_formats(config: InstantiateConfig, device: str) -> str | None:
         f"this processor has no instructions for {' and '.join(sorted(set(slow.values())))}: linear layers take "
         f"several times as long as in float32, convolutions a hundred times. Faster, in twice the memory: {changes}"
     )
+
+
+def say_slow_formats(config: InstantiateConfig, device: str) -> None:
+    """Say it once: wherever a pipeline is loaded, before its text encoder works or weights are read."""
+    if slow := slow_formats(config, device):
+        say_once(slow)
 
 
 _TRANSFORMER = "pipeline.diffusion_model.transformer"

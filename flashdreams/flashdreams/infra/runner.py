@@ -36,6 +36,7 @@ from flashdreams.infra.health import check_chunk
 from flashdreams.infra.load import accelerate, checkpoints_of, compile_ahead, resolve_device, with_checkpoints_from
 from flashdreams.infra.lora_flag import LoraChoice, check_loras, load_loras, parse_loras
 from flashdreams.infra.metrics import RunMetrics
+from flashdreams.infra.number_formats import say_slow_formats
 from flashdreams.infra.output import FrameOutput
 from flashdreams.infra.pipeline import StreamInferencePipeline
 from flashdreams.infra.postprocess import UNCHANGED, ChainConfig
@@ -186,6 +187,7 @@ class Runner:
         return pipeline
 
     def _load(self, plan: Plan) -> tuple[Any, Any]:
+        say_slow_formats(plan.pipeline, plan.device)
         try:
             home = self.config.acceleration.home
             with self._compile_ahead(plan) as ahead:

@@ -32,8 +32,6 @@ def main(words: Sequence[str], program: str) -> int:
         options = parser.parse_args(list(words))
     except SystemExit:  # how argparse ends after a help page
         return 0
-    from flashdreams.infra.number_formats import slow_formats
-
     if options.all == bool(options.slug):
         raise UserError(f"name one model or give --all; `{program} --help` says more")
     device = _device(options.device)
@@ -54,6 +52,8 @@ def main(words: Sequence[str], program: str) -> int:
         print(json.dumps([_facts(plan, device) for plan in plans], indent=2))
     elif not options.all:
         print(_page(plans[0], device))
+        from flashdreams.infra.number_formats import slow_formats
+
         if slow := slow_formats(get_runner(options.slug).pipeline, options.device):
             print(f"\nNote: {slow}")
     return 0
