@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flashdreams.acceleration.bias import add_biases_after
 from flashdreams.core.notices import say_once
 
 Backend = str | Callable[..., Any]
@@ -65,6 +66,7 @@ class Region:
 
     def _compile(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
+        add_biases_after(graph)
         compiler: Any = self._backend
         if isinstance(compiler, str):
             compiler = torch._dynamo.lookup_backend(compiler)
