@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -70,8 +71,24 @@ def test_what_was_compiled_comes_back_whole_with_its_libraries(tmp_path, compile
     assert files(tmp_path) == [kept]
     fresh = Artifacts(WHO, tmp_path)
     assert fresh.load() == 2
-    assert json.loads(compiler.loaded[0]) == compiler.compiled and compiler.restored == compiler.libraries
+    assert not compiler.loaded and not compiler.restored, "the compiler was not needed yet"
+    fresh.hand_over()
+    fresh.hand_over()
+    assert [json.loads(content) for content in compiler.loaded] == [compiler.compiled]
+    assert compiler.restored == compiler.libraries
     assert fresh.save() is None, "nothing new was compiled"
+
+
+def test_what_the_compiler_cannot_read_is_left_out_with_one_line(tmp_path, compiler, capsys, monkeypatch):
+    compiler.compiled = {"inductor": ["a"]}
+    path = Artifacts(WHO, tmp_path).save()
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", lambda content: None)
+    fresh = Artifacts(WHO, tmp_path)
+    assert fresh.load() == 1
+    fresh.hand_over()
+    assert capsys.readouterr().err.splitlines() == [
+        f"compiled code in {path} is not used: PyTorch cannot read it; it can be deleted"
+    ]
 
 
 def test_shapes_of_a_later_run_are_kept_beside_the_earlier_ones_and_what_is_covered_goes(tmp_path, compiler):
@@ -163,6 +180,7 @@ def test_the_identity_changes_with_all_that_compiled_code_depends_on_and_with_no
 
 def test_b14_the_compiler_is_given_a_folder_where_its_own_cannot_be_written(tmp_path, monkeypatch, capsys):
     """Case B14: a user id without a name in versions of PyTorch that need one, and a folder that is read-only."""
+    importlib.import_module("torch._inductor.codecache")  # which sets the variable when it is imported
     notices.reset()
     monkeypatch.setenv("FLASHDREAMS_CACHE", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -200,6 +218,7 @@ def test_a_second_start_in_a_fresh_process_with_an_empty_compiler_folder_compile
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(NO_PASSWD), os.environ.get("PYTHONPATH")))))
     startup = measure(RUNNER_TEMPLATE, repeats=1)
     assert (startup.without[0].kept, startup.kept[0].kept) == (False, True)
+    assert (startup.without[0].compiler, startup.kept[0].compiler) == (True, False), "the compiler was imported"
     made_by = {Path(line).name for line in log.read_text().splitlines()}
     assert made_by == {"first"}, "the second start called the C++ compiler"
     assert startup.ratio > 0 and "x" in startup.describe()

@@ -111,7 +111,7 @@ def test_a_prewarmed_run_compiles_nothing_after_its_first_frame(monkeypatch):
 def test_the_command_says_what_it_did_and_where_that_is_kept(capsys):
     assert dispatch(["warmup", "template", "--acceleration.no-reuse-compiled"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("template: 4 shapes of WanBlock in ") and "kept" not in out
+    assert out.startswith("template: 4 shapes of WanBlock compiled in ") and "kept" not in out
     assert dispatch(["warmup", "template", "--compile", "off"]) == 0
     assert "there is nothing to compile" in capsys.readouterr().out
 

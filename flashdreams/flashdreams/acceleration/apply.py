@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class Acceleration:
         """Compilations so far."""
         return sum(region.graphs for region in self.regions)
 
+    @property
+    def taken(self) -> int:
+        """Compiled calls of earlier processes that were made, for which nothing was compiled in this one."""
+        return sum(len(region.calls.taken) for region in self.regions if region.calls is not None)
+
     def prewarm(self, pipeline: StreamInferencePipeline, start: Callable[[], Rollout]) -> int:
         """Compile and capture now for the shapes of such a rollout, and keep what was compiled; returns how many
         compilations there are then."""
@@ -69,7 +75,8 @@ class Acceleration:
 
     def _keep(self) -> None:
         if self.artifacts is not None and self.graphs:
-            self.kept = self.artifacts.save() or self.kept
+            noted = [call for region in self.regions if region.calls is not None for call in region.calls.noted]
+            self.kept = self.artifacts.save(noted) or self.kept
 
 
 def apply(pipeline: StreamInferencePipeline, config: AccelerationConfig, ahead: Any = None) -> list[str]:
@@ -133,11 +140,27 @@ def parts_to_compile(pipeline: StreamInferencePipeline, config: AccelerationConf
 
 def compile_and_keep(modules: list[nn.Module], artifacts: Artifacts | None) -> tuple[list[Region], int]:
     """Compile ``modules``; what was kept of an earlier run is taken up. Returns how many entries that were too."""
-    writable_compiler_folder()
     entries = 0 if artifacts is None else artifacts.load()
-    if any(parameter.device.type == "cpu" for parameter in modules[0].parameters()):
-        native.probe_processor()
-    return compile_modules(modules), entries
+    regions, prepared = compile_modules(modules), Event()
+
+    def prepare() -> None:
+        """Before the compiler is imported, if it is at all."""
+        if prepared.is_set():
+            return
+        prepared.set()
+        writable_compiler_folder()
+        if artifacts is not None:
+            artifacts.hand_over()
+        if any(parameter.device.type == "cpu" for parameter in modules[0].parameters()):
+            native.probe_processor()
+
+    for region in regions:
+        region.prepare = prepare
+        if artifacts is not None:
+            region.calls = artifacts.calls_of(region.kind.forward)
+    if artifacts is None or not artifacts.has_calls:
+        prepare()
+    return regions, entries
 
 
 def _compile(pipeline: StreamInferencePipeline, done: Acceleration, ahead: Any) -> None:

@@ -1,8 +1,9 @@
 """Compiled code that outlives its process: a file per set of shapes, taken up at the next start.
 
-A file is one line of JSON (what it was made with, a digest of the rest), what ``torch.compiler.save_cache_artifacts``
-gives, and the libraries of CPU kernels. PyTorch looks entries up by their content, so that one that does not fit costs
-time and changes nothing.
+A file is one line of JSON (what it was made with, a digest of the rest), calls that are made without the compiler
+(:mod:`~flashdreams.acceleration.kept_calls`), what ``torch.compiler.save_cache_artifacts`` gives, and the libraries of
+CPU kernels. PyTorch looks its entries up by their content, so that one that does not fit costs time and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 
 from flashdreams._version import __version__
 from flashdreams.acceleration import native
+from flashdreams.acceleration.call_notes import Told
+from flashdreams.acceleration.kept_calls import KeptCalls, name_of_call, of_kind
 from flashdreams.config import to_dict
 from flashdreams.core.caches import cache_folder, is_writable
 from flashdreams.core.notices import say_once
@@ -50,7 +53,13 @@ def identity(config: PipelineConfig, device: torch.device) -> dict[str, Any]:
         "machine": f"{platform.system()}-{platform.machine()}",
         "device": _kind_of(device),
         "network": hashlib.sha256(network.encode()).hexdigest(),
+        "settings": {name: value for name, value in sorted(os.environ.items()) if _is_setting(name)},
     }
+
+
+def _is_setting(name: str) -> bool:
+    """Whether PyTorch's compiler takes a variable as one of its settings."""
+    return name.startswith(("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE")) and name != COMPILER_VARIABLE
 
 
 def _code_of(value: Any) -> Any:
@@ -104,6 +113,10 @@ class Artifacts:
     folder: Path
     known: set[str] = field(default_factory=set)
     """Entries that stand in files."""
+    _calls: list[Told] = field(default_factory=list)
+    _libraries: dict[str, bytes] = field(default_factory=dict)
+    _waiting: list[tuple[Path, bytes, dict[str, bytes]]] = field(default_factory=list)
+    """What was read and not handed to the compiler."""
 
     @classmethod
     def of(cls, config: PipelineConfig, device: torch.device) -> Artifacts:
@@ -116,38 +129,63 @@ class Artifacts:
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def load(self) -> int:
-        """Hand the compiler what was kept; returns how many entries. A file that is damaged, or was made elsewhere, is
-        left out and said once."""
+        """Read what was kept; returns how many entries. A file that is damaged, or was made elsewhere, is left out and
+        said once. The compiler gets its part when it is needed (:meth:`hand_over`)."""
         count = 0
         for file in sorted(self.folder.glob(f"{self.stem}-*{SUFFIX}")):
             try:
-                header, artifacts, libraries = _read(file)
+                header, calls, artifacts, libraries = _read(file)
                 if header["identity"] != self.identity:
                     raise ValueError("it was made on another machine or by other versions")
-                native.restore(libraries)
-                info = torch.compiler.load_cache_artifacts(artifacts)
-                if info is None:
-                    raise ValueError("PyTorch cannot read it")
+                native.check_names(libraries)
+                entries = set(header["entries"])
                 os.utime(file)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                say_once(f"compiled code in {file} is not used: {error}; it can be deleted")
+                _leave_out(file, error)
                 continue
-            self.known |= _entries(info.artifacts, libraries)
-            count += len(_entries(info.artifacts))
+            self.known |= entries
+            self._libraries.update(libraries)
+            self._calls += [call for call in calls if call not in self._calls]
+            self._waiting.append((file, artifacts, libraries))
+            count += len(entries - set(libraries))
         return count
 
-    def save(self) -> Path | None:
-        """Keep what this process compiled or used, if there is anything new in it; returns the file written."""
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls were kept that can be made without the compiler."""
+        return bool(self._calls)
+
+    def calls_of(self, function: Any) -> KeptCalls:
+        """The kept calls of modules with this ``forward``."""
+        return KeptCalls(function, of_kind(self._calls, function), self._libraries, self.folder)
+
+    def hand_over(self) -> None:
+        """Give the compiler what was read."""
+        waiting, self._waiting = self._waiting, []
+        for file, artifacts, libraries in waiting:
+            try:
+                native.restore(libraries)
+                if torch.compiler.load_cache_artifacts(artifacts) is None:
+                    raise ValueError("PyTorch cannot read it")
+            except (OSError, ValueError) as error:
+                _leave_out(file, error)
+
+    def save(self, calls: Iterable[Told] = ()) -> Path | None:
+        """Keep what this process compiled or used, and ``calls`` of it, if there is anything new in it; returns the
+        file written."""
         made = torch.compiler.save_cache_artifacts()
         if made is None:
             return None
         artifacts, info = made
+        kept = {name_of_call(call): call for call in (*self._calls, *calls)}
         try:
-            libraries = native.collect()
+            libraries = {**{name: self._libraries[name] for name in _kernels(self._calls)}, **native.collect()}
         except OSError as error:
             say_once(f"the compiled kernels cannot be read, so they are not kept: {error.strerror or error}")
             return None
-        entries, size = _entries(info.artifacts, libraries), len(artifacts) + sum(map(len, libraries.values()))
+        entries = _entries(info.artifacts, libraries, kept)
+        written = json.dumps(list(kept.values())).encode()
+        size = len(written) + len(artifacts) + sum(map(len, libraries.values()))
         if entries <= self.known:
             return None
         if size > MAX_FILE:
@@ -155,10 +193,11 @@ class Artifacts:
             return None
         name = hashlib.sha256("\n".join(sorted(entries)).encode()).hexdigest()[:16]
         file = self.folder / f"{self.stem}-{name}{SUFFIX}"
-        content = b"".join((artifacts, *libraries.values()))
+        content = b"".join((written, artifacts, *libraries.values()))
         header = {
             "identity": self.identity,
             "entries": sorted(entries),
+            "calls": len(written),
             "libraries": {name: len(library) for name, library in libraries.items()},
             "sha256": hashlib.sha256(content).hexdigest(),
         }
@@ -189,8 +228,16 @@ def prune(folder: Path, limit: int) -> None:
             file.unlink(missing_ok=True)
 
 
-def _entries(artifacts: Mapping[str, Iterable[str]], libraries: Iterable[str] = ()) -> set[str]:
-    return {f"{kind}:{key}" for kind, keys in artifacts.items() for key in keys} | set(libraries)
+def _entries(artifacts: Mapping[str, Iterable[str]], libraries: Iterable[str], calls: Iterable[str]) -> set[str]:
+    return {f"{kind}:{key}" for kind, keys in {**artifacts, "call": calls}.items() for key in keys} | set(libraries)
+
+
+def _kernels(calls: Iterable[Told]) -> set[str]:
+    return {library for call in calls for library in call["generated"]["kernels"].values()}
+
+
+def _leave_out(file: Path, why: Exception) -> None:
+    say_once(f"compiled code in {file} is not used: {why}; it can be deleted")
 
 
 def _header(file: Path) -> dict[str, Any]:
@@ -202,8 +249,8 @@ def _header(file: Path) -> dict[str, Any]:
     return header if isinstance(header, dict) else {}
 
 
-def _read(file: Path) -> tuple[dict[str, Any], bytes, dict[str, bytes]]:
-    """Header, artifacts and libraries of a file."""
+def _read(file: Path) -> tuple[dict[str, Any], list[Told], bytes, dict[str, bytes]]:
+    """Header, calls, artifacts and libraries of a file."""
     head, _, content = file.read_bytes().partition(b"\n")
     try:
         header = json.loads(head)
@@ -215,7 +262,8 @@ def _read(file: Path) -> tuple[dict[str, Any], bytes, dict[str, bytes]]:
     libraries, end = {}, len(content)
     for name, size in reversed(header["libraries"].items()):
         libraries[name], end = content[end - size : end], end - size
-    return header, content[:end], libraries
+    begin = header["calls"]
+    return header, json.loads(content[:begin]), content[begin:end], libraries
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -10,12 +10,14 @@ import types
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flashdreams.acceleration.bias import add_biases_after
+from flashdreams.acceleration.kept_calls import KeptCalls
 from flashdreams.core.notices import say_once
 
 Backend = str | Callable[..., Any]
@@ -39,10 +41,13 @@ class Region:
         self.dry = False
         """Whether what is compiled from now on is not run as long as this holds: it returns memory as it comes. What
         cannot be compiled is an error then."""
+        self.calls: KeptCalls | None = None
+        """Calls of earlier processes, and those of this one for later ones; ``None``: neither."""
+        self.prepare: Callable[[], None] = lambda: None
+        """Called before the first compilation, if there is one at all."""
         self._paused = 0
         self._eager: Any = kind.forward
         self._backend = backend
-        self._compiled = torch.compile(_own(self._eager), fullgraph=True, dynamic=False, backend=self._compile)
         self._taken = type(
             kind.__name__, (kind,), {"forward": lambda module, *args, **kw: self._call(module, args, kw)}
         )
@@ -64,13 +69,19 @@ class Region:
         finally:
             self._paused -= 1
 
+    @cached_property
+    def _compiled(self) -> Any:
+        """Made when it is needed: that imports the compiler."""
+        self.prepare()
+        return torch.compile(_own(self._eager), fullgraph=True, dynamic=False, backend=self._compile)
+
     def _compile(self, graph: Any, inputs: Any) -> Any:
         self.graphs += 1
         add_biases_after(graph)
         compiler: Any = self._backend
         if isinstance(compiler, str):
             compiler = torch._dynamo.lookup_backend(compiler)
-        compiled = compiler(graph, inputs)
+        compiled = compiler(graph, inputs) if self.calls is None else self.calls.note(lambda: compiler(graph, inputs))
         return self._dry_at_first(compiled, graph) if self.dry else compiled
 
     def _dry_at_first(self, compiled: Any, graph: Any) -> Any:
@@ -95,10 +106,15 @@ class Region:
         if self._paused or self.broken:
             return self._as_it_is(module, args, kwargs)
         args = tuple(_laid_out(value) if isinstance(value, Tensor) else value for value in args)
-        if not _allowed.get():
-            _allow(SHAPES)
+        if self.calls is not None and (kept := self.calls.find((module, *args), kwargs)) is not None:
+            return kept(self.dry)
         try:
-            return self._compiled(module, *args, **kwargs)
+            run = self._compiled
+            if not _allowed.get():
+                _allow(SHAPES)
+            if self.calls is None:
+                return run(module, *args, **kwargs)
+            return self.calls.watch((module, *args), kwargs, lambda: run(module, *args, **kwargs))
         except _failures() as error:  # nothing has run: a graph is compiled whole before it is used
             self.broken = True
             reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,26 @@ def collect() -> dict[str, bytes]:
     return dict(sorted(files.items()))
 
 
-def restore(files: Mapping[str, bytes]) -> None:
-    """Put libraries back where the compiler looks for them; those that are there already stay.
+def check_names(names: Iterable[str]) -> None:
+    """See to it that files have names of libraries.
 
     Raises:
         ValueError: a name is not one that the compiler gives.
     """
-    folder = compiler_folder()
-    for name, content in files.items():
+    for name in names:
         if not _NAME.fullmatch(name):
             raise ValueError(f"it holds a file {name!r}")
+
+
+def restore(files: Mapping[str, bytes]) -> None:
+    """Put libraries back where the compiler looks for them; those that are there already stay.
+
+    Raises:
+        ValueError: as :func:`check_names`.
+    """
+    check_names(files)
+    folder = compiler_folder()
+    for name, content in files.items():
         path = folder / name
         if path.exists():
             continue

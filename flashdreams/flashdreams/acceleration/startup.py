@@ -32,6 +32,8 @@ class Start:
     """Everything included: imports, weights, compilation, the first chunk."""
     kept: bool
     """Whether it took up compiled code of an earlier process."""
+    compiler: bool
+    """Whether it imported the compiler."""
 
 
 @dataclass(frozen=True)
@@ -122,4 +124,4 @@ def first_frame(request: str) -> None:
     for _ in start(num_chunk=1):
         told = {"imported": imported, "loaded": loaded, "first_frame": time.time(), "kept": kept}
     acceleration.finish()
-    print(json.dumps(told))
+    print(json.dumps({**told, "compiler": "torch._dynamo" in sys.modules}))

@@ -38,7 +38,8 @@ def main(words: Sequence[str], program: str) -> int:
         print(f"{line.slug}: there is nothing to compile ({'; '.join(acceleration.notes) or 'it is switched off'})")
         return 0
     kinds = ", ".join(region.kind.__name__ for region in acceleration.regions)
-    print(f"{line.slug}: {acceleration.graphs} shapes of {kinds} in {seconds:.1f} s")
+    taken = f", {acceleration.taken} taken from an earlier run" if acceleration.taken else ""
+    print(f"{line.slug}: {acceleration.graphs} shapes of {kinds} compiled{taken} in {seconds:.1f} s")
     if acceleration.kept is not None:
         print(f"kept: {acceleration.kept}  {acceleration.kept.stat().st_size / 2**20:.1f} MiB")
     elif config.acceleration.reuse_compiled:
