@@ -34,6 +34,12 @@ from flashdreams.acceleration.conditions import (
 from flashdreams.acceleration.generated import Generated, generated
 
 
+MADE_BY = tuple(
+    f"flashdreams.acceleration.{name}" for name in ("bias", "call_notes", "compile", "conditions", "generated")
+)
+"""On whose code kept calls depend too."""
+
+
 @dataclass
 class Ready:
     """A kept call in this process."""
@@ -173,8 +179,8 @@ class KeptCalls:
         if found is None:
             raise NotKept("what the compiler generated needs the compiler")
         traced = TracingContext.get()
-        guards, files = list(traced.guards_context.dynamo_guards), sources(traced.traced_code)
-        return Note.of(found, guards, files, self._here.named)
+        files = sources(traced.traced_code) | {module: digest(module) for module in MADE_BY}
+        return Note.of(found, list(traced.guards_context.dynamo_guards), files, self._here.named)
 
     def _met(self, named: dict[str, Any]) -> Note | None:
         """What these arguments are the first for: it was compiled, and not run."""
