@@ -33,7 +33,6 @@ from flashdreams.acceleration.conditions import (
 )
 from flashdreams.acceleration.generated import Generated, generated
 
-
 MADE_BY = tuple(
     f"flashdreams.acceleration.{name}" for name in ("bias", "call_notes", "compile", "conditions", "generated")
 )
