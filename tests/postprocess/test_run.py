@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from fractions import Fraction
 from pathlib import Path
@@ -151,7 +150,7 @@ def test_a_signal_waits_for_the_end_of_a_piece_of_work_and_a_second_does_not(cap
     def work(signals: int) -> None:
         with interrupt_later():
             for _ in range(signals):
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             done.append(signals)
 
     for signals in (1, 2):
@@ -166,6 +165,6 @@ def test_a_signal_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupt_later():
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)

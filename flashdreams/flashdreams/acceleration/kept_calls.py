@@ -141,7 +141,7 @@ class KeptCalls:
             sight = here.sight
         finally:
             here.named = here.sight = None
-        if sight is not None and sight.seen is not None:
+        if sight is not None and sight.seen is not None and sight.note in self._unseen:
             self._unseen.remove(sight.note)
             try:
                 self.noted.append(sight.told(self._function, result))
@@ -157,11 +157,11 @@ class KeptCalls:
         compiled = compile()
         try:
             note = self._noted(loaded)
+            self._here.sight = Sight.of(note, self._here.named)
         except Exception as reason:  # NotKept, or something that is not there in this version of PyTorch
             self.refused.append(f"{type(reason).__name__}: {reason}")
             return compiled
         self._unseen.append(note)
-        self._here.sight = Sight.of(note, self._here.named)
 
         def run(*tensors: Any) -> Any:
             outputs, sight = compiled(*tensors), getattr(self._here, "sight", None)
