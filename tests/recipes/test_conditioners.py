@@ -364,8 +364,6 @@ def test_stacked_vectors_are_the_single_ones_to_the_bit():
             table = network.time_projection[1](silu).unflatten(-1, (6, -1)) + block.modulation
             want = [part[time.index].unsqueeze(2) for part in table.unbind(1)]
             assert all(torch.equal(a, b) for a, b in zip(vectors, want, strict=True))
-            if (
-                timestep.ndim == 2
-            ):  # one per token: not kept, and a product of other rows, which may add in another order
+            if timestep.ndim == 2:  # one per token: not kept; a product of more rows may add in another order
                 each = many.vectors(number, block.modulation)
                 torch.testing.assert_close([a[:, ::100] for a in each], list(vectors), rtol=1e-6, atol=1e-6)
