@@ -15,6 +15,7 @@ import torch
 
 from flashdreams.acceleration import artifacts, native
 from flashdreams.acceleration.artifacts import SUFFIX, Artifacts, identity, prune, writable_compiler_folder
+from flashdreams.acceleration.conditions import digest
 from flashdreams.acceleration.startup import measure
 from flashdreams.config import derive_config
 from flashdreams.core import notices
@@ -101,6 +102,25 @@ def test_shapes_of_a_later_run_are_kept_beside_the_earlier_ones_and_what_is_cove
     compiler.compiled = {"inductor": ["a", "b", "c"]}
     third = Artifacts(WHO, tmp_path).save()
     assert files(tmp_path) == [third]
+
+
+def test_kept_calls_stay_as_long_as_what_they_were_traced_from_does(tmp_path, compiler):
+    current, outdated = (
+        {"kind": "a:b", "files": {"json": was}, "generated": {"kernels": {"cpp": f"ab/{name}.main.so"}}}
+        for name, was in (("new", digest("json")), ("old", "of another version"))
+    )
+    compiler.compiled, compiler.libraries = {"inductor": ["a"]}, {f"ab/{name}.main.so": b"1" for name in ("old", "new")}
+    first = Artifacts(WHO, tmp_path)
+    first.save([current, outdated])
+    assert first.save([outdated]) is None
+    compiler.libraries, compiler.compiled = {}, {"inductor": ["a", "b"]}
+    second = Artifacts(WHO, tmp_path)
+    assert second.load() == 3 and second.has_calls
+    path = second.save()
+    assert files(tmp_path) == [path], "what is out of date keeps its file alive"
+    third = Artifacts(WHO, tmp_path)
+    assert third.load() == 3
+    assert third._calls == [current] and list(third._libraries) == ["ab/new.main.so"]
 
 
 def test_files_of_another_model_are_not_looked_at(tmp_path, compiler):

@@ -23,7 +23,7 @@ import torch
 from flashdreams._version import __version__
 from flashdreams.acceleration import native
 from flashdreams.acceleration.call_notes import Told
-from flashdreams.acceleration.kept_calls import KeptCalls, name_of_call, of_kind
+from flashdreams.acceleration.kept_calls import KeptCalls, is_current, name_of_call, of_kind
 from flashdreams.config import to_dict
 from flashdreams.core.caches import cache_folder, is_writable
 from flashdreams.core.notices import say_once
@@ -177,9 +177,10 @@ class Artifacts:
         if made is None:
             return None
         artifacts, info = made
-        kept = {name_of_call(call): call for call in (*self._calls, *calls)}
+        earlier = [call for call in self._calls if is_current(call)]
+        kept = {name_of_call(call): call for call in (*earlier, *calls)}
         try:
-            libraries = {**{name: self._libraries[name] for name in _kernels(self._calls)}, **native.collect()}
+            libraries = {**{name: self._libraries[name] for name in _kernels(earlier)}, **native.collect()}
         except OSError as error:
             say_once(f"the compiled kernels cannot be read, so they are not kept: {error.strerror or error}")
             return None
@@ -203,7 +204,8 @@ class Artifacts:
         }
         try:
             _write(file, json.dumps(header).encode() + b"\n" + content)
-            self._drop_covered(file, entries)
+            outdated = [call for call in self._calls if call not in earlier]
+            self._drop_covered(file, entries | _entries({}, _kernels(outdated), map(name_of_call, outdated)))
             prune(self.folder, MAX_FOLDER)
         except OSError as error:
             say_once(f"compiled code cannot be kept in {self.folder}: {error.strerror or error}")

@@ -194,7 +194,7 @@ class KeptCalls:
     def _add(self, told: Told) -> None:
         """Take up a call, if what its code was traced from is as it was."""
         try:
-            if any(digest(module) != was for module, was in told["files"].items()):
+            if not is_current(told):
                 return
             outer = [tuple(condition) for condition in told["outer"]]
             if outer_values(outer, self._function.__globals__) != told["outer_values"]:
@@ -221,6 +221,11 @@ class KeptCalls:
 def name_of_call(told: Told) -> str:
     """A digest of a kept call."""
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def is_current(told: Told) -> bool:
+    """Whether the files that a call was traced from are as they were."""
+    return all(digest(module) == was for module, was in told["files"].items())
 
 
 def of_kind(calls: list[Told], function: Any) -> list[Told]:
