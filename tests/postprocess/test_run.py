@@ -144,7 +144,15 @@ def test_an_unknown_name_is_refused_before_any_work_with_the_nearest(tmp_path, n
     assert not list(tmp_path.iterdir())
 
 
-def test_a_signal_waits_for_the_end_of_a_piece_of_work_and_a_second_does_not(capsys):
+@pytest.fixture
+def interruptible():
+    """As a program in the foreground is: one that a shell started behind itself ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_waits_for_the_end_of_a_piece_of_work_and_a_second_does_not(capsys, interruptible):
     done = []
 
     def work(signals: int) -> None:
