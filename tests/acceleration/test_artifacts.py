@@ -194,6 +194,11 @@ def test_the_identity_changes_with_all_that_compiled_code_depends_on_and_with_no
     assert identity(same, CPU) == base
     for change in ({"dtype": "bfloat16"}, {"window_size_t": 9}, {"network": {"dim": 96}}, {"len_t": 3}):
         assert identity(derive_config(PIPELINE_TEMPLATE, diffusion_model={"transformer": change}), CPU) != base
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+        assert identity(same, CPU) == base
+        patch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+        assert identity(same, CPU) != base
     monkeypatch.setattr(torch, "__version__", "2.99")
     assert identity(PIPELINE_TEMPLATE, CPU) != base
 

@@ -15,7 +15,7 @@ from flashdreams.acceleration.compile import Region, compile_modules
 from flashdreams.core import notices
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.recipes.wan.vae_config import WanVAEConfig
-from template_model import template_pipeline
+from template_model import lora, template_pipeline
 
 pytestmark = pytest.mark.ci_cpu
 
@@ -40,15 +40,6 @@ class Breaks(Small):
     def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
         torch._dynamo.graph_break()
         return super().forward(x, scale=scale)
-
-
-def lora(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        f"transformer.blocks.{block}.attn1.to_v.lora_{side}.weight": torch.randn(shape, generator=generator)
-        for block in (0, 1)
-        for side, shape in (("A", (4, 48)), ("B", (48, 4)))
-    }
 
 
 def rollout(pipeline, graphs=None) -> list[torch.Tensor]:

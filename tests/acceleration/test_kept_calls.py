@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from flashdreams.acceleration import conditions, kept_calls, native
+from flashdreams.acceleration.call_notes import Note, Sight
 from flashdreams.acceleration.compile import Region
-from flashdreams.acceleration.conditions import NotKept, conditions_of, from_json, to_json, what_hangs_on
+from flashdreams.acceleration.conditions import NotKept, what_hangs_on
+from flashdreams.acceleration.generated import Generated
 from flashdreams.acceleration.kept_calls import KeptCalls
 
 pytestmark = [
@@ -238,8 +240,10 @@ def test_the_same_tensor_twice_is_another_call(told, tmp_path):
 def threads(count: int):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -301,8 +305,16 @@ def test_global_names_that_stand_for_something_else_are_noticed(told, tmp_path, 
     assert found()
 
 
+class Marks(nn.Module):
+    def forward(self, x: Tensor, place: Place) -> Tensor:
+        place.start = 7
+        return x + place.visible
+
+
 class Counts(nn.Module):
-    calls = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -343,8 +355,6 @@ class Takes(nn.Module):
 
 
 class Reads(nn.Module):
-    held = torch.ones(3)
-
     def forward(self, x: Tensor) -> Tensor:
         return x + HELD
 
@@ -357,20 +367,53 @@ class Many(nn.Module):
         return x[0] + x[1]
 
 
+ONES = torch.ones(3)
+
+
 @pytest.mark.parametrize(
-    ("kind", "given"),
-    [(Counts, None), (Views, None), (Returns, None), (Reads, None),
-     (Takes, {"x": {"a": torch.ones(3)}}), (Many, ())],
+    ("kind", "give", "why"),
+    [(Marks, lambda: (ONES, Place(0, 2)), "it changes more than tensors"),
+     (Counts, lambda: (ONES,), "DICT_NOT_CONTAINS"),
+     (Views, lambda: (ONES,), "what the compiler generated needs"),
+     (Returns, lambda: (ONES,), "it returns a int"),
+     (Reads, lambda: (ONES,), "TENSOR_MATCH G"),
+     (Takes, lambda: ({"a": ONES},), "it takes from a dictionary"),
+     (Many, lambda: (ONES, ONES), None)],
 )  # fmt: skip
-def test_what_cannot_be_written_down_is_compiled_as_ever_and_not_kept(kind, given):
+def test_what_cannot_be_written_down_is_compiled_as_ever_and_not_kept(kind, give, why):
     module, found = kind(), KeptCalls(kind.forward)
     made = region(found, module)
     for _ in range(3):
-        if given == ():
-            module(torch.ones(3), torch.ones(3))
-        else:
-            module(**({"x": torch.ones(3)} if given is None else {"x": dict(given["x"])}))
+        module(*give())
     assert not made.broken and made.graphs and not found.noted
+    assert bool(found.refused) == bool(why) and all(why in reason for reason in found.refused)
+
+
+def sight(**changes: Any) -> Sight:
+    """One that can be written down, but for ``changes``."""
+    x = torch.ones(4)
+    note = Note(Generated("", {}, 1, 1), [], [], {}, lambda named: (), ())
+    return replace(Sight(note, {id(x): "L['x']"}, {}, {}, what_hangs_on(()), ((x,), (x + 1,))), **changes)
+
+
+def test_a_call_is_written_down_only_if_it_is_all_that_was_generated():
+    assert sight().told(Block.forward, None)["inputs"] == ["L['x']"]
+    good = sight()
+    (tensors, outputs), (x,) = good.seen, good.seen[0]
+    for seen, why in (
+        ((tensors, (*outputs, *outputs)), "more than what the compiler generated"),
+        (((x, x + 1), outputs), "more than what the compiler generated"),
+        ((tensors, (x[:2],)), "a view of what it is given"),
+        ((tensors, (torch.empty(4, device="meta"),)), "no inference with plain tensors"),
+        (((torch.ones(4),), outputs), "is none of its arguments"),
+    ):
+        with pytest.raises(NotKept, match=why):
+            replace(good, seen=seen).told(Block.forward, None)
+    with torch.enable_grad(), pytest.raises(NotKept, match="no inference"):
+        good.told(Block.forward, None)
+    twice = replace(good, note=replace(good.note, generated=Generated("", {}, 2, 1)), seen=((x, x), outputs))
+    with pytest.raises(NotKept, match="is none of its arguments"):
+        twice.told(Block.forward, None)
 
 
 def test_a_version_of_pytorch_that_keeps_no_account_of_its_tracing_compiles_all_the_same(monkeypatch):
@@ -379,63 +422,3 @@ def test_a_version_of_pytorch_that_keeps_no_account_of_its_tracing_compiles_all_
     made = region(found, module)
     module(**arguments())
     assert (made.broken, made.graphs, found.noted) == (False, 1, []) and "AttributeError" in found.refused[0]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, True, 3, -0.5, "a", torch.bfloat16, torch.device("cpu"), nn.Linear, type(None), Place,
-     (1, (torch.float32, None)), frozenset({"a"})],
-)  # fmt: skip
-def test_what_conditions_look_at_survives_being_written_down(value):
-    read = from_json(json.loads(json.dumps(to_json(value))))
-    assert read == value and type(read) is type(value)
-
-
-def test_what_has_no_name_is_refused():
-    class Local:
-        pass
-
-    for value in (Local, Local(), torch.ones(1), lambda: None, [1]):
-        with pytest.raises(NotKept):
-            to_json(value)
-
-
-@dataclass
-class Guard:
-    kind: str
-    name: str
-
-    def create_fn_name(self) -> str:
-        return self.kind
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("WEAKREF_ALIVE", "L['x']"), ("TENSOR_MATCH", "G['x']"), ("DUPLICATE_INPUT", "L['x']"),
-     ("CLOSURE_MATCH", "L['f']"), ("CONSTANT_MATCH", "type(L['x']).y"), ("NEW_KIND", "G['x']")],
-)  # fmt: skip
-def test_a_guard_that_is_not_known_is_refused(kind, name):
-    with pytest.raises(NotKept, match=kind):
-        conditions_of([Guard("TYPE_MATCH", "L['x']"), Guard(kind, name)])
-
-
-def test_a_change_that_hangs_anywhere_on_arguments_is_seen():
-    class Slotted:
-        __slots__ = ("value",)
-
-    slotted, place, held = Slotted(), Place(0, 1), torch.ones(1)
-    slotted.value = 1
-    given = ({"a": [place, slotted]}, held)
-    before = what_hangs_on(given)
-    held += 1
-    assert what_hangs_on(given) == before, "a tensor's values are the call's own affair"
-    for change, back in (
-        (lambda: setattr(place, "start", 1), lambda: setattr(place, "start", 0)),
-        (lambda: setattr(place, "mask", held), lambda: setattr(place, "mask", None)),
-        (lambda: setattr(slotted, "value", 2), lambda: setattr(slotted, "value", 1)),
-        (lambda: given[0]["a"].append(None), lambda: given[0]["a"].pop()),
-    ):
-        change()
-        assert what_hangs_on(given) != before
-        back()
-        assert what_hangs_on(given) == before

@@ -14,18 +14,9 @@ from flashdreams.acceleration.compile import compile_modules
 from flashdreams.acceleration.kept_calls import KeptCalls, of_kind
 from flashdreams.infra.acceleration_config import AccelerationConfig
 from flashdreams.recipes.wan.vae_config import WanVAEConfig
-from template_model import template_pipeline
+from template_model import lora, template_pipeline
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-
-
-def lora(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        f"transformer.blocks.{block}.attn1.to_v.lora_{side}.weight": torch.randn(shape, generator=generator)
-        for block in (0, 1)
-        for side, shape in (("A", (4, 48)), ("B", (48, 4)))
-    }
 
 
 def latents(pipeline) -> list[torch.Tensor]:

@@ -51,7 +51,7 @@ _FUNCTIONS = {"CLOSURE_MATCH", "FUNCTION_MATCH"}
 _CODE = {
     "type": "{0}.__class__",
     "value": "({0}.__class__, {0})",
-    "tensor": "({0}.__class__, {0}.shape, {0}.stride(), {0}.dtype, {0}.device, {0}.requires_grad)",
+    "tensor": "({0}.__class__, {0}.shape, {0}.stride(), {0}.dtype, {0}.device)",
     "length": "({0}.__class__, len({0}))",
     "keys": "tuple({0})",
     "empty": "not {0}",
